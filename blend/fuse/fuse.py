@@ -166,7 +166,7 @@ class _Fuse:
         probe, filters = self._selection.probe, self._selection.filters
         if probe:
             with self._clock.stage("ask"):
-                chosen = self._probed(probe)
+                chosen = self._probed(probe) | self._forced
             rows &= ~self._cached | chosen
             is_done = probe.layers[-1] == self._open[-1] and not self._decoder.model_layers.states
             if is_done:  # rows before the first chosen slot are computed already
@@ -192,7 +192,7 @@ class _Fuse:
                 self._pass(slots, LayerRange(), hooks=LayerHooks(self._before, None, probe.layers, choice.add, probed))
             else:
                 self._pass(slots, LayerRange(stop=probe.layers[-1]))
-        return choice.chosen(self._cached, probe, spans=self._selection.layout.blended)
+        return choice.chosen(self._cached & ~self._forced, probe, spans=self._selection.layout.blended)
 
     def _filter(
         self, to: DeviationFilter, rows: Tensor, *, start: int, hidden: Tensor | None

@@ -23,6 +23,8 @@ QUESTION = 128  # the most rows of the question that are used, the last ones
 STRETCH = 8  # adjacent tokens of a chunk: where a name is attended to, what is said about it counts more
 NARROWING = ((0, 1.3), (1, 1.15), (3, None))  # (layers behind the check, share of the budget); None: what is left
 LEAST = 4  # tokens that `ask` recomputes, however short the prompt: one name has as many in some tokenizers
+SHORT = 48  # tokens of a chunk that says so little by itself that what stands around it says what it means
+SHORTS = 256  # tokens of all short chunks of a prompt: prompts that are no longer are read as soon as blended
 SECOND_LOOK = 2  # with fewer layers, this multiple of the budget runs one more layer, which shows changes better
 
 
@@ -73,8 +75,9 @@ class AskRule:
 
     With a `check` it picks `times` as many, and deviation at that layer chooses among them. Layers are counted among
     those that keep keys; `third`: the last third; none named: two of the last half. The `stretch` of tokens around a
-    token counts as well. Written after the policy's name: `ask/rows=question/layers=third/check=none/stretch=8` is
-    what `ask` means; by the last row alone, each token by itself: `ask/layers=14+19/check=2/times=3`.
+    token counts as well. Chunks of up to `short` tokens are computed whole, all of them or none. Written after the
+    policy's name: `ask/rows=question/layers=third/check=none/stretch=8/short=48` is what `ask` means; by the last row
+    alone, each token by itself: `ask/layers=14+19/check=2/times=3`.
     """
 
     layers: tuple[int, ...] | str = "third"
@@ -82,6 +85,7 @@ class AskRule:
     times: float = 1.0
     rows: str = "question"
     stretch: int = STRETCH
+    short: int = SHORT
 
     @classmethod
     def parse(cls, text: str) -> "AskRule":
@@ -97,6 +101,7 @@ class AskRule:
                 float(given.pop("times", "1" if check == "none" else "3")),
                 rows,
                 _whole(given.pop("stretch", "1" if text else str(STRETCH))),
+                _whole(given.pop("short", "0" if text else str(SHORT))),
             )
         except ValueError:
             rule, given = None, {}
@@ -116,6 +121,7 @@ class AskRule:
             "check": "none" if self.check is None else str(self.check),
             "times": "" if self.check is None else f"{self.times:g}",
             "stretch": "" if self.stretch == 1 else str(self.stretch),
+            "short": str(self.short or ""),
         }
         return "/".join(["ask", *(f"{name}={value}" for name, value in parts.items() if value)])
 
@@ -173,6 +179,10 @@ def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     if budget.tokens == 0:
         return Selection(layout)
     rule, keeping, deepest = budget.rule, budget.keeping, len(budget.keeping) - 1
+    short = _short(layout.blended, rule.short, most=max(budget.tokens, SHORTS))
+    budget = replace(budget, tokens=min(budget.cached, max(budget.tokens, len(short) + LEAST))).without(len(short))
+    if budget.tokens == budget.cached:
+        return _prefix(layout, budget)
     if isinstance(rule.layers, str):
         layers = tuple(keeping[-math.ceil(LAST[rule.layers] * len(keeping)) :])
     else:
@@ -182,8 +192,8 @@ def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     named = min(budget.cached, math.ceil(rule.times * budget.tokens))
     probe = QuestionProbe(layers, named, rows, rule.stretch)
     if rule.check is None or named == budget.tokens:
-        return Selection(layout, (), (), probe)
-    return Selection(layout, (), (DeviationFilter(keeping[min(rule.check, deepest)], budget.tokens),), probe)
+        return Selection(layout, short, (), probe)
+    return Selection(layout, short, (DeviationFilter(keeping[min(rule.check, deepest)], budget.tokens),), probe)
 
 
 FIXED: dict[str, Policy] = {"full": _full, "prefix": _prefix, "reuse": _reuse}  # they know no ratio
@@ -226,8 +236,6 @@ def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence
         raise PromptError(f"ratio must be in [0, 1], got {ratio!r}")
     blended = sum(span.stop - span.start for span in layout.blended)
     tokens = math.ceil(ratio * blended)
-    if name == "ask" and tokens:
-        tokens = min(blended, max(tokens, LEAST))
     budget = RecomputeBudget(tokens, blended, keeping, rule)
     if name in SELECTIVE and budget.tokens == blended:
         return _prefix(layout, budget)  # everything is recomputed: no blended slot is left
@@ -240,6 +248,13 @@ def _first_tokens(spans: Sequence[ChunkSpan], budget: int) -> tuple[int, ...]:
     """The same number of each chunk's first tokens, as many as the budget allows, the rest from the first chunks."""
     rounds = zip_longest(*(range(span.start, span.stop) for span in spans))
     return tuple(sorted(islice((slot for slot in chain.from_iterable(rounds) if slot is not None), budget)))
+
+
+def _short(spans: Sequence[ChunkSpan], tokens: int, *, most: int) -> tuple[int, ...]:
+    """All of the chunks of at most so many tokens, unless they are more than `most`: records alike among which some
+    are fresh are told apart worse than where none is."""
+    slots = [slot for span in spans if span.stop - span.start <= tokens for slot in range(span.start, span.stop)]
+    return tuple(slots) if len(slots) <= most else ()
 
 
 def _narrowing(budget: RecomputeBudget, *, check: int) -> tuple[DeviationFilter, ...]:

@@ -207,7 +207,8 @@ def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choic
     cached = {slot for chunk in chunks if not exact(chunk, ids) for slot in chunk.slots}
     free = [slot for slot in sorted(cached) if slot not in set(rows)] if filters or choice.probe else []
     if choice.probe:
-        looked = looked_at(model, ids, rows, store, probe=choice.probe)
+        fresh_rows = [slot for slot in rows if slot not in cached]  # what is forced is cached as yet
+        looked = looked_at(model, ids, fresh_rows, store, probe=choice.probe)
         stretches = [each for chunk in chunks if not exact(chunk, ids) for each in cut(chunk.slots, choice.probe[3])]
         around = {slot: fmean(looked[each] for each in some) for some in stretches for slot in some}
         looked = {slot: score + around.get(slot, 0.0) for slot, score in looked.items()}

@@ -18,6 +18,9 @@ from store.record_source import HeldRecord
 from tests.blend.dense import Cached, Choice
 
 READERS = Readers(2)
+ASK = (
+    "ask/rows=question/layers=third/check=none/stretch=8"  # `ask` without its rule of short chunks: here all are short
+)
 
 
 def source(model: LoadedModel, behind: Sequence[int], ids: Sequence[int], *, tail: Sequence[int] = ()) -> HeldRecord:

@@ -15,7 +15,7 @@ from blend.capture.capture import capture
 from tests.blend import dense
 from tests.blend.every_decoder import FOR_TEXT, PAGE, model_types, outcome, outcomes_in, save_checkpoint, whole_model
 from tests.blend.families import draw
-from tests.blend.fusing import Case, chosen, close, fused
+from tests.blend.fusing import ASK, Case, chosen, close, fused
 
 OUTCOMES = outcomes_in(PAGE.read_text("utf-8"))
 QUICK = {"qwen2_5_vl", "qwen3_vl_moe", "mllama", "qwen3_5", "deepseek_v32", "bart", "fast_vlm", "pi0"}
@@ -52,14 +52,14 @@ def test_text_to_a_model_of_more_senses_is_exact(model_type: str, tmp_path: Path
     prompt = MIXED.prompt(model)
     reference = dense.prefill(native, prompt.ids)[-1]
 
-    for policy in ("full", "heads", "deviation", "hybrid", "ask"):
+    for policy in ("full", "heads", "deviation", "hybrid", ASK):
         assert close(fused(model, prompt, policy=policy, ratio=1.0).logits, reference), policy
     hit = Case(PREFIX, PREFIX, "h", (A,), SUFFIX).prompt(model)
     has_states = bool(model.decoder.model_layers.states)  # which no record tells
     assert close(
         fused(model, hit, policy="prefix" if has_states else "reuse").logits, dense.prefill(native, hit.ids)[-1]
     )
-    for policy, ratio in (("reuse", 0.0), ("heads" if has_states else "hybrid", 0.25), ("ask", 0.1)):
+    for policy, ratio in (("reuse", 0.0), ("heads" if has_states else "hybrid", 0.25), (ASK, 0.1)):
         found = fused(model, prompt, policy=policy, ratio=ratio)
         choice = chosen(model, prompt, policy=policy, ratio=ratio, found=found.report.stages)
         logits, recomputed = dense.blended(native, prompt.ids, MIXED.cached, choice=choice)

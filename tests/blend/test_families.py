@@ -16,12 +16,12 @@ from blend.run.model_layers import LayerRule
 from store.rows import plain_rows
 from tests.blend import dense
 from tests.blend.families import BASE, FAMILIES, HYBRIDS, OTHERS, WINDOW, build, draw, native, ours, put, words
-from tests.blend.fusing import Case, chosen, close, fused, off, source
+from tests.blend.fusing import ASK, Case, chosen, close, fused, off, source
 
 OTHER_POLICIES = [("reuse", 0.0), ("heads", 0.2), ("deviation", 0.3), ("hybrid", 0.25)]
-ASKING = ["ask", "ask/check=2/times=3", "ask/rows=question/layers=1+2/check=1/times=2"]
+ASKING = [ASK, "ask/check=2/times=3", "ask/rows=question/layers=1+2/check=1/times=2"]
 POINTS = [*OTHER_POLICIES, *((rule, ratio) for rule in ASKING for ratio in (0.1, 0.5))]
-WITHOUT_CHECK = [point for point in POINTS if point[0] in ("reuse", "heads", "ask")]
+WITHOUT_CHECK = [point for point in POINTS if point[0] in ("reuse", "heads", ASK)]
 ALL = [*FAMILIES, *OTHERS]
 BY_ROWS = [*ALL, *HYBRIDS]  # what of them is the same for models that keep states
 PREFIX, OTHER_PREFIX, A, B, C, GAP, SUFFIX = draw(3, 9, 14, 40, 33, 21, 5, 11)
@@ -33,7 +33,7 @@ def test_ratio_one_and_full_are_a_full_prefill(name: str) -> None:
     prompt = MIXED.prompt(ours(name))
     reference = dense.prefill(native(name), prompt.ids)[-1]
 
-    for policy in ("full", "heads", "deviation", "hybrid", "ask"):
+    for policy in ("full", "heads", "deviation", "hybrid", ASK):
         assert close(fused(ours(name), prompt, policy=policy, ratio=1.0).logits, reference), policy
 
 
@@ -104,14 +104,14 @@ def test_row_pieces_of_any_size_equal_one_piece(name: str, policy: str, sizes: t
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_rows_that_ask_do_so_in_blocks_of_any_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = MIXED.prompt(ours(name))
-    whole = fused(ours(name), prompt, policy="ask", ratio=0.3)
+    whole = fused(ours(name), prompt, policy=ASK, ratio=0.3)
     for scores in (1, 3 * 8 * len(prompt.ids)):  # of one row, and of a few
         monkeypatch.setattr(attention, "PROBED_NUMBERS", (scores, scores))
-        assert fused(ours(name), prompt, policy="ask", ratio=0.3).report.stages == whole.report.stages
+        assert fused(ours(name), prompt, policy=ASK, ratio=0.3).report.stages == whole.report.stages
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("policy", ["reuse", "ask"])
+@pytest.mark.parametrize("policy", ["reuse", ASK])
 def test_what_followed_a_chunk_is_reused_where_it_follows_again(name: str, policy: str) -> None:
     model, head = ours(name), SUFFIX[:3]
     chunks = [
@@ -178,7 +178,7 @@ def test_a_shallow_model_with_few_words_and_a_small_window_works(layers: int) ->
     case = Case(tuple(each % 40 for each in OTHER_PREFIX), (), "hhh", parts, (9, 8, 7))
     prompt = case.prompt(model)
 
-    for policy in ("reuse", "deviation", "hybrid", "ask"):
+    for policy in ("reuse", "deviation", "hybrid", ASK):
         found = fused(model, prompt, policy=policy, ratio=0.3)
         choice = chosen(model, prompt, policy=policy, ratio=0.3, found=found.report.stages)
         logits, _ = dense.blended(shallow, prompt.ids, case.cached, choice=choice)

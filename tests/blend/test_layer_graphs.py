@@ -18,7 +18,7 @@ from blend.run.gpu_rows import GpuRowTables
 from blend.run.layer_graphs import LayerGraphs
 from blend.run.recordings import CudaRecorder, size_of
 from tests.blend.families import DEVICE, VOCABULARY, draw, native, ours, put, words
-from tests.blend.fusing import Case, close, fused
+from tests.blend.fusing import ASK, Case, close, fused
 
 triton = pytest.importorskip("triton")
 if not (torch.cuda.is_available() or triton.knobs.runtime.interpret):
@@ -156,7 +156,7 @@ def test_a_decoder_that_records_computes_the_same(model: LoadedModel, recorded: 
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
-@pytest.mark.parametrize("policy", ["ask", "ask/layers=1+2/check=2/times=3"])
+@pytest.mark.parametrize("policy", [ASK, "ask/layers=1+2/check=2/times=3"])
 def test_a_decoder_that_records_chooses_the_same_tokens(model: LoadedModel, policy: str) -> None:
     prefix, one, gap, other, question = draw(5, 9, 70, 5, 40, 12)
     prompt = Case(prefix, (), "hth", (one, gap, other), question).prompt(model)

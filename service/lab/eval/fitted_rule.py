@@ -1,6 +1,7 @@
 """Fits the rule of the policy `ask` to a model: by how far answers are from full prefill's, on prompts alone.
 
-No answers are needed. One thing is fitted after the other: rows and layers that ask, check, candidates, stretch.
+No answers are needed. One thing is fitted after the other: rows and layers that ask, check, candidates,
+stretch, short chunks.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from blend.adopt.load import LoadedModel
-from blend.fuse.policy import LAST, STRETCH, AskRule
+from blend.fuse.policy import LAST, SHORT, STRETCH, AskRule
 from service.app.operating_point import LOSSLESS, OperatingPoint
 from service.lab.eval.case_probe import CaseProbe
 from service.lab.questions.cases import Case, SuiteError
@@ -20,7 +21,7 @@ TIMES = (1.0, 2.0, 3.0, 5.0)
 LAST_ROW = AskRule.parse("rows=last")
 ALIKE = 1.1  # KL that differs by less is the same, and what costs less is taken
 LEAST_KL = 1e-3  # below it nothing differs
-ROUNDS = 5  # of all prompts
+ROUNDS = 6  # of all prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Fitting:
         rule = self._best([unchecked, *(replace(checked, check=check) for check in checks)], progress)
         rule = self._best([replace(rule, times=times) for times in TIMES if rule.check is not None] or [rule], progress)
         rule = self._best([replace(rule, stretch=each) for each in (1, STRETCH)], progress)
+        rule = self._best([replace(rule, short=each) for each in (0, SHORT)], progress)
         if self._kl[unfitted] <= self._kl[rule]:
             rule = unfitted
         return FittedRule(rule, RATIO, self._kl[rule], self._kl[unfitted])

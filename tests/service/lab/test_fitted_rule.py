@@ -28,7 +28,10 @@ __all__ = ["folder"]
 LAYERS = st.lists(st.integers(0, 200), unique=True).map(lambda layers: tuple(sorted(layers)))
 TIMES = st.floats(1, 1000).map(lambda times: float(f"{times:g}"))
 UNCHECKED = st.builds(
-    AskRule, st.one_of(st.sampled_from([*LAST]), LAYERS.filter(bool)), stretch=st.sampled_from([1, 5, 8])
+    AskRule,
+    st.one_of(st.sampled_from([*LAST]), LAYERS.filter(bool)),
+    stretch=st.sampled_from([1, 5, 8]),
+    short=st.sampled_from([0, 9, 48]),
 )
 OF_LAST_ROW = st.builds(replace, UNCHECKED, rows=st.just("last"), layers=st.one_of(st.just("all"), LAYERS))
 RULES = st.one_of(
@@ -48,15 +51,15 @@ def test_a_rule_is_read_as_it_is_written(rule: AskRule) -> None:
     ("written", "rule"),
     [
         ("ask", AskRule()),
-        ("ask/stretch=4", AskRule((), 2, 3, "last", 4)),
-        ("ask/rows=question", AskRule("third", None, 1, "question", 1)),
-        ("ask/rows=question/check=2", AskRule("third", 2, 3, "question", 1)),
+        ("ask/stretch=4", AskRule((), 2, 3, "last", 4, 0)),
+        ("ask/rows=question", AskRule("third", None, 1, "question", 1, 0)),
+        ("ask/rows=question/check=2", AskRule("third", 2, 3, "question", 1, 0)),
         # As earlier releases wrote rules, and this one reads them.
-        ("ask/rows=question/layers=third/check=none", AskRule("third", None, 1, "question", 1)),
-        ("ask/layers=4+3", AskRule((3, 4), 2, 3, "last", 1)),
-        ("ask/times=20", AskRule((), 2, 20, "last", 1)),
-        ("ask/check=none", AskRule((), None, 1, "last", 1)),
-        ("ask/layers=all", AskRule("all", 2, 3, "last", 1)),
+        ("ask/rows=question/layers=third/check=none", AskRule("third", None, 1, "question", 1, 0)),
+        ("ask/layers=4+3", AskRule((3, 4), 2, 3, "last", 1, 0)),
+        ("ask/times=20", AskRule((), 2, 20, "last", 1, 0)),
+        ("ask/check=none", AskRule((), None, 1, "last", 1, 0)),
+        ("ask/layers=all", AskRule("all", 2, 3, "last", 1, 0)),
     ],
 )
 def test_what_a_rule_does_not_say(written: str, rule: AskRule) -> None:
@@ -76,6 +79,7 @@ def test_what_a_rule_does_not_say(written: str, rule: AskRule) -> None:
         "ask/times=inf",
         "ask/stretch=0",
         "ask/stretch=half",
+        "ask/short=few",
         "ask/times=nan",
         "ask/x",
     ],
