@@ -90,7 +90,7 @@ class Library:
         return self.look_for(query).hits
 
     def look_for(self, query: Query) -> Found:
-        """The same, with how much they have to do with the query."""
+        """The hits of a search, best first, and how much they have to do with the query."""
         return self._seeing(lambda view: self._searcher(view).search(view, query))
 
     def recognise(self, text: str, *, allowed: FilterCondition = EVERYTHING) -> list[Recognised]:

@@ -145,7 +145,7 @@ class GpuPlacement:
 
 
 def _moved(places: Numbers, out: Codes) -> None:
-    """The same as `gathered`, array by array."""
+    """Copies what lies at each (address, bytes) behind one another, where no kernel gathers them in one call."""
     to = out.ctypes.data
     for address, nbytes in places.tolist():
         ctypes.memmove(to, address, nbytes)

@@ -74,7 +74,7 @@ def ruled_blocks(index: Tensor, visible: int, *, rule: Rule) -> BlockMask:
 
 
 def causal_blocks(index: Tensor, visible: int, *, rule: Rule) -> BlockMask:
-    """The same by the rule that rows see all before them and themselves, from where blocks begin and end alone."""
+    """The blocks of rows that see all before them and themselves, from where blocks begin and end alone."""
     starts = torch.arange(0, len(index), BLOCK, device=index.device)
     ends = (starts + BLOCK - 1).clamp_(max=len(index) - 1)
     whole = (index[starts] + 1) // BLOCK  # blocks of keys that all rows of a block see

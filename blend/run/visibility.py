@@ -82,7 +82,7 @@ class Visibility:
         return allowed[0, 0]
 
     def block_mask(self, segment: Segment, start: int, *, stop: int) -> BlockMask:
-        """The same for FlexAttention, which asks the rule as it goes: no mask is made, nor read."""
+        """What rows see, for FlexAttention, which asks the rule as it goes: no mask is made, nor read."""
         key = (segment.start + start, segment.start + stop)
         if key not in self.blocks:
             rows = segment.slots.part(start, stop)

@@ -72,7 +72,7 @@ class LexicalSearch:
     known: Places | None = None
 
     def within(self, bound: FilterCondition) -> "LexicalSearch":
-        """The same search, whose scores tell of nothing but what fits."""
+        """A search by this one's words, whose scores tell of nothing but the passages that fit."""
         if bound == EVERYTHING:
             return self
         known = self.postings.serving(self.connection, bound, changes=self.totals.changes)

@@ -13,7 +13,7 @@ WAIT_S = 60  # for another process's change
 
 
 class SqliteConnection(sqlite3.Connection):
-    """See `CatalogConnection`."""
+    """A `CatalogConnection` to a file of SQLite."""
 
     @property
     def analysis(self) -> int | str:

@@ -19,7 +19,7 @@ def read_parsed(name: str, content: bytes, *, parser: str) -> Reading:
 
 
 def read_text(name: str, content: bytes, *, parser: str) -> Reading:
-    """The same of a text, which the parser gets as UTF-8."""
+    """One draft of a text in any encoding, which the parser gets as UTF-8."""
     return read_parsed(name, decode(content).encode("utf-8"), parser=parser)
 
 

@@ -124,7 +124,7 @@ def clean(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same with single spaces for all white space."""
+    """A parser's text on one line: single spaces for all white space."""
     return " ".join(clean(text).split())
 
 

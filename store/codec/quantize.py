@@ -61,7 +61,7 @@ class Quantized:
     middles: Middles | None
 
     def of_heads(self, first: int, end: int) -> "Quantized":
-        """The same of these heads alone."""
+        """The codes of some of the heads, and what these stand for."""
         heads = slice(first, end)
         return Quantized(self.codes[heads], self.places[heads], None if self.middles is None else self.middles[heads])
 

@@ -42,7 +42,7 @@ class _Kept:
 
 
 class MemoryStore(BlobStore):
-    """See `store.blob_store`."""
+    """The tier of blobs in RAM (see `store.blob_store`)."""
 
     name = "ram"
 

@@ -40,7 +40,7 @@ class Wire:
         self.course.check_cancelled()
 
     def timeout(self, timeout: httpx.Timeout) -> httpx.Timeout:
-        """The same timeout, known as that of this call."""
+        """A timeout, known as that of this call."""
         bound = Bound(math.inf if timeout.read is None else timeout.read)
         bound.wire = self
         return httpx.Timeout(connect=timeout.connect, pool=timeout.pool, read=bound, write=bound)
