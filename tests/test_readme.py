@@ -19,6 +19,7 @@ from service.settings import CONFIG, OF_CLIENTS, Settings, load_settings
 from store.errors import MissReason
 from store.record import Record
 from store.url import open_store
+from tests.examples import examples_in
 from tests.store.samples import record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,7 +56,7 @@ def settings_in(markdown: str) -> set[str]:
 
 
 def paths_in(markdown: str) -> set[str]:
-    return set(re.findall(r"/v1/[\w{}./-]*[\w}]", code_in(markdown)))
+    return set(re.findall(r"/v1/[\w{}./-]*[\w}]", code_in(markdown).replace("$", "")))
 
 
 def shape(path: str) -> str:
@@ -235,6 +236,16 @@ def test_every_endpoint_is_documented(endpoints: set[str]) -> None:
     assert endpoints
     documented = {shape(path) for path in re.findall(r"/[\w{}./-]*", code_in(PAGES))}
     assert endpoints - documented == set()
+
+
+def test_every_endpoint_has_an_example() -> None:
+    """`tests/service/test_examples.py` sends them."""
+    page = (ROOT / "docs" / "endpoints.md").read_text(encoding="utf-8")
+    shown = {(example.method, example.path.partition("?")[0]) for example in examples_in(page)}
+    described = application(lambda: compose_core(load_settings())).openapi()["paths"]
+    served = {(method.upper(), path) for path, methods in described.items() for method in methods}
+    missing = [(m, p) for m, p in served if not any(m == n and is_served(q, {shape(p)}) for n, q in shown)]
+    assert missing == []
 
 
 def test_every_documented_endpoint_is_served(endpoints: set[str]) -> None:
