@@ -1,6 +1,7 @@
 """The command `kvweave eval`: options in, a table, JSON or a page out. `evaluation.py` does the rest."""
 
 import json
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from service.commands.console import console, many, status, tell
 from service.commands.options import AsJson, check_folders, codecs, listed, policies, settings_with, whole_numbers
-from service.commands.shown_progress import tell_unread
+from service.commands.shown_progress import LINE_S, tell_unread
 from service.lab.commands.shown_grid import show_grid
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 MULTIHOP = "multihop"  # the built-in suite
-LINES = 20  # of progress, where there is no terminal
 
 questions_option = partial(typer.Option, rich_help_panel="Questions")
 grid_option = partial(typer.Option, rich_help_panel="What is compared")
@@ -223,8 +223,16 @@ def _facts(
 def _progress(total: int) -> Generator[Callable[[int], None]]:
     """A bar on a terminal, a line now and then elsewhere; on standard error, so that the output stays clean."""
     screen = console(stderr=True)
+    last = time.monotonic()
+
+    def line(done: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_S:
+            last = time.monotonic()
+            tell(f"{done} of {total} questions", err=True)
+
     if not screen.is_terminal:
-        yield lambda done: None if done % (total // LINES or 1) else tell(f"{done} of {total} questions", err=True)
+        yield line
         return
     with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=screen) as bar:
         task = bar.add_task("", total=total)
