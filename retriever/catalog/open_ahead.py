@@ -47,8 +47,8 @@ def open_ahead(path: Path, *, wait_s: int) -> SqliteConnection:
 
 
 def _has_holes(index: Path) -> bool:
-    """Whether a file that SQLite maps lacks blocks, or will: looked at without opening it."""
-    if os.statvfs(index.parent).f_frsize >= mmap.PAGESIZE:
+    """Whether a file that SQLite maps lacks blocks, or will: looked at without opening it. macOS fills none."""
+    if os.statvfs(index.parent).f_frsize >= mmap.PAGESIZE or not hasattr(os, "posix_fallocate"):
         return False
     try:
         return index.stat().st_blocks * _SECTOR_BYTES < _INDEX_BYTES

@@ -178,7 +178,8 @@ class Environment:
         """Allocates LMDB's sparse table of readers: writing into a hole kills the process where the disk is full."""
         table = os.open(self.path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(table, 0, _READER_BYTES * (_MAX_READERS + 2))
+            if hasattr(os, "posix_fallocate"):  # macOS has none
+                os.posix_fallocate(table, 0, _READER_BYTES * (_MAX_READERS + 2))
         finally:
             os.close(table)
 
