@@ -180,9 +180,10 @@ def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
         return Selection(layout)
     rule, keeping, deepest = budget.rule, budget.keeping, len(budget.keeping) - 1
     short = _short(layout.blended, rule.short, most=max(budget.tokens, SHORTS))
-    budget = replace(budget, tokens=min(budget.cached, max(budget.tokens, len(short) + LEAST))).without(len(short))
-    if budget.tokens == budget.cached:
-        return _prefix(layout, budget)
+    tokens = min(budget.cached, max(budget.tokens, len(short) + LEAST))
+    if tokens == budget.cached or (short and 2 * tokens >= budget.cached):
+        return _prefix(layout, budget)  # two passes over the larger part take longer than one over all
+    budget = replace(budget, tokens=tokens).without(len(short))
     if isinstance(rule.layers, str):
         layers = tuple(keeping[-math.ceil(LAST[rule.layers] * len(keeping)) :])
     else:
