@@ -181,6 +181,8 @@ class UploadsChange(VersionsChange):
             (state, time.time(), rows),
         )
         self._run(f"DELETE FROM contents WHERE upload IN {LISTED}", (rows,))
+        if found and not is_ready:
+            self._run("UPDATE facts SET value = 1 WHERE name = 'dropped'")
         return [] if is_ready else [self.drop(version) for _, version in found if version is not None]
 
     def _told(self, numbers: Sequence[int]) -> list[QueuedUpload]:

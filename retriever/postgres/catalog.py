@@ -4,22 +4,29 @@ A schema for each tenant: within a transaction its tables alone have names, so n
 be forgotten, and what SQLite runs, PostgreSQL runs too.
 """
 
+import logging
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
-from psycopg.sql import SQL, Identifier, Literal
+from psycopg.sql import SQL, Literal
 
 from retriever.catalog.change import CatalogChange
 from retriever.catalog.postings import Postings
+from retriever.catalog.renew import index_anew, is_current
+from retriever.catalog.schema import STEPS
 from retriever.catalog.view import CatalogView
 from retriever.errors import CatalogError
-from retriever.postgres.connection import SLOW_S
 from retriever.postgres.database import PostgresDatabase
+from retriever.postgres.rewriting import CHANGE, UNSAMPLED, rewrite
+from retriever.postgres.schemas import prepare, schema_of
 
-VIEW: Final = "ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT 1 FROM facts"  # which fixes the state
-CHANGE: Final = "; SELECT 1 FROM facts WHERE name = 'changes' FOR UPDATE"  # one change at a time
+log = logging.getLogger(__name__)
+
+# The lock comes before the state is fixed, so that no tables take the place of these in between.
+VIEW: Final = "ISOLATION LEVEL REPEATABLE READ READ ONLY; LOCK TABLE facts IN ACCESS SHARE MODE; SELECT 1 FROM facts"
 RESTING: Final = "; SET LOCAL idle_in_transaction_session_timeout = 0"  # behind either: much is computed within
 _CHANGED: Final = """
 UPDATE facts SET value = value + 1 WHERE name = 'changes';
@@ -28,7 +35,17 @@ UPDATE numbered SET seq = found.last FROM (
     UNION ALL SELECT 'vectors', max(row) FROM vectors
 ) AS found WHERE numbered.name = found.name AND numbered.seq < found.last
 """
-_TEXTS: Final = ("chunks", "contents", "documents", "facets", "fillers", "labels", "passages", "terms", "uploads")
+
+
+def open_catalog(database: PostgresDatabase, tenant: str) -> "PostgresCatalog":
+    """The catalog of a tenant, made where there is none."""
+    schema = schema_of(tenant)
+    prepare(database, schema, steps=STEPS, tenant=tenant)
+    with database.transaction(CHANGE, schema=schema) as connection:
+        connection.script(UNSAMPLED)
+        if not is_current(connection):
+            index_anew(connection)
+    return PostgresCatalog(database, schema, tenant=tenant)
 
 
 class PostgresCatalog:
@@ -40,7 +57,7 @@ class PostgresCatalog:
         self._schema = schema
         self._postings = Postings()
         self._writing = threading.Lock()
-        self._emptied = -1
+        self._anew_from = 0.0  # when it may be written anew, by the monotonic clock
         self._closed = False
 
     @contextmanager
@@ -60,15 +77,17 @@ class PostgresCatalog:
                 connection.script(SQL(_CHANGED) + self._told)
 
     def empty_log(self) -> bool:
-        """Vacuums what was deleted. Copies in the server's own log go as its settings say."""
-        with self.view() as view:
-            changes = view.state().changes
-        if changes != self._emptied:
-            names = SQL(", ").join(Identifier(self._schema, table) for table in _TEXTS)
-            with self._database.connection() as connection:
-                connection.script(SQL("VACUUM {names}").format(names=names), wait_s=SLOW_S)
-            self._emptied = changes
-        return True
+        """Writes the tables anew where something was deleted, but for a twentieth of the time at most."""
+        self._check_open()
+        began = time.monotonic()
+        if began < self._anew_from:
+            return False
+        is_clean = rewrite(self._database, self._schema)
+        if not is_clean:
+            log.info("what was deleted stays in the files of a catalog's tables for a while")
+        now = time.monotonic()
+        self._anew_from = now + 20 * (now - began)
+        return is_clean
 
     def close(self) -> None:
         """Closes the catalog; the connections are the database's."""

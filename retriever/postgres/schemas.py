@@ -8,10 +8,7 @@ from typing import Final
 from blake3 import blake3
 from psycopg.sql import SQL, Identifier
 
-from retriever.catalog.renew import index_anew, is_current
-from retriever.catalog.schema import STEPS
 from retriever.errors import CatalogError
-from retriever.postgres.catalog import CHANGE, PostgresCatalog
 from retriever.postgres.connection import SLOW_S, PostgresConnection
 from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.statements import tables
@@ -19,9 +16,9 @@ from retriever.postgres.statements import tables
 SERVICE: Final = "kvweave"
 STAGED: Final = "staged_"  # schemas that are filled, and no tenant's yet
 _LONGEST: Final = 63  # bytes of a name in PostgreSQL
-_LOCK: Final = 0x6B767763
+LOCK: Final = 0x6B767763  # of whoever makes schemas, or brings them forward
 _FIRST: Final = f"""
-SELECT pg_advisory_xact_lock({_LOCK});
+SELECT pg_advisory_xact_lock({LOCK});
 CREATE SCHEMA IF NOT EXISTS kvweave;
 CREATE TABLE IF NOT EXISTS kvweave.schemas (
     name TEXT COLLATE "C" PRIMARY KEY, tenant TEXT COLLATE "C" UNIQUE, version BIGINT NOT NULL
@@ -42,16 +39,6 @@ def tenants_in(database: PostgresDatabase) -> list[str]:
         return [tenant for (tenant,) in found]
 
 
-def open_catalog(database: PostgresDatabase, tenant: str) -> PostgresCatalog:
-    """The catalog of a tenant, made where there is none."""
-    schema = schema_of(tenant)
-    prepare(database, schema, steps=STEPS, tenant=tenant)
-    with database.transaction(CHANGE, schema=schema) as connection:
-        if not is_current(connection):
-            index_anew(connection)
-    return PostgresCatalog(database, schema, tenant=tenant)
-
-
 def serve_staged(connection: PostgresConnection, staged: str, *, tenant: str) -> None:
     """Makes a staged schema a tenant's, in a transaction on the schema of the service."""
     schema = schema_of(tenant)
@@ -59,10 +46,10 @@ def serve_staged(connection: PostgresConnection, staged: str, *, tenant: str) ->
     connection.execute("UPDATE schemas SET name = ?, tenant = ? WHERE name = ?", (schema, tenant, staged))
 
 
-def drop_staged(database: PostgresDatabase) -> None:
-    """Drops what is staged, also by a process that was killed."""
+def drop_staged(database: PostgresDatabase, which: str = STAGED) -> None:
+    """Drops what is staged under names that begin so, also by a process that was killed."""
     with database.connection() as connection:
-        staged = connection.execute("SELECT name FROM schemas WHERE tenant IS NULL AND name LIKE ?", (f"{STAGED}%",))
+        staged = connection.execute("SELECT name FROM schemas WHERE tenant IS NULL AND name LIKE ?", (f"{which}%",))
         for (name,) in staged.fetchall():
             connection.script(SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(Identifier(name)))
             connection.execute("DELETE FROM schemas WHERE name = ?", (name,))

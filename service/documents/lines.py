@@ -63,10 +63,11 @@ class Lines:
         may pass.
         """
         with self._changed:
-            self.worked = time.monotonic()
-            self._rests[line] = self.worked + rests_s
+            now = time.monotonic()
+            self._rests[line] = now + rests_s
             self._at_work.remove(line)
             if more:
+                self.worked = now
                 self._waiting.pop(line, None)
                 self._waiting[line] = None
             self._changed.notify_all()

@@ -23,8 +23,8 @@ import numpy as np
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.library import Library
+from retriever.postgres.catalog import open_catalog
 from retriever.postgres.database import PostgresDatabase
-from retriever.postgres.schemas import open_catalog
 from retriever.search import Query
 from service.app.compose_truth import compose_truth
 from tests.bench.retrieval import PER_DOCUMENT, World, fill

@@ -11,8 +11,8 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.catalog.view import CatalogView
 from retriever.documents import Document, DocumentPart, Json, chunk_id
 from retriever.filter_condition import EVERYTHING, condition
+from retriever.postgres.catalog import open_catalog
 from retriever.postgres.database import PostgresDatabase
-from retriever.postgres.schemas import open_catalog
 from retriever.types import DocumentRow, Removal
 from tests.servers.postgres import PostgresServer
 

@@ -19,9 +19,11 @@ from retriever.catalog.view import CatalogView
 from retriever.documents import Document, DocumentPart
 from retriever.errors import CatalogError, DocumentError
 from retriever.filter_condition import EVERYTHING, condition
+from retriever.postgres import rewriting
+from retriever.postgres.catalog import open_catalog
 from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.facet_keys import facet_key
-from retriever.postgres.schemas import open_catalog, schema_of, tenants_in
+from retriever.postgres.schemas import schema_of, tenants_in
 from retriever.types import Collection, Passage
 from tests.retriever.catalogs import document, put, texts
 from tests.servers.postgres import SECRET, PostgresServer
@@ -121,6 +123,40 @@ def test_after_the_same_changes_both_databases_show_the_same(seed: int, url: str
             if step % 4 == 3:
                 with catalogs[0].view() as one, catalogs[1].view() as other:
                     assert shown(other) == shown(one)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tables_that_are_written_anew_have_what_was_changed_meanwhile(
+    seed: int, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_place = rewriting._is_put_in_place
+    steps = iter(range(100_000 + 1000 * seed, 100_000 + 1000 * (seed + 1)))
+
+    def put_in_place(*told: object, **more: object) -> bool:
+        for _ in range(12):
+            change_alike(catalogs, next(steps))
+        return in_place(*told, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rewriting, "_is_put_in_place", put_in_place)
+    with ExitStack() as stack:
+        sqlite = SqliteCatalog(tmp_path / "catalog.sqlite")
+        stack.callback(sqlite.close)
+        catalogs: list[Catalog] = [sqlite, open_catalog(stack.enter_context(database(url)), f"anew-{seed}")]
+        for catalog in catalogs:
+            with catalog.change() as change:
+                change.add_embedder("e", dim=3)
+        for _ in range(3):
+            for _ in range(8):
+                change_alike(catalogs, next(steps))
+            for catalog in catalogs:
+                with catalog.change() as change:
+                    change.put([document("goes", "cedar")], collection="a")
+                    change.delete(["goes"])
+                    change.purge()
+            opened = stack.enter_context(database(url))
+            assert rewriting.rewrite(opened, schema_of(f"anew-{seed}"))
+            with catalogs[0].view() as one, catalogs[1].view() as other:
+                assert shown(other) == shown(one)
 
 
 def test_a_query_without_a_condition_sees_one_tenant(url: str) -> None:

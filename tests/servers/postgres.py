@@ -85,6 +85,14 @@ class PostgresServer:
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
 
+    def files(self, url: str) -> list[Path]:
+        """The files of a database's tables, indexes and statistics, with all that is in memory until now."""
+        with closing(psycopg.connect(self._url("postgres", "postgres"), autocommit=True)) as connection:
+            connection.execute("CHECKPOINT")
+            found = connection.execute("SELECT oid FROM pg_database WHERE datname = %s", (url.rpartition("/")[2],))
+            [oid] = found.fetchone() or []
+        return sorted((self.folder / "data" / "base" / str(oid)).iterdir())
+
     def _url(self, user: str, name: str) -> str:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{name}"
 

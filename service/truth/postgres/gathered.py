@@ -14,9 +14,10 @@ from retriever.catalog.schema import transaction
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.catalog.sqlite_connection import beside
 from retriever.catalog.table_copy import copy_table, copy_tables, is_same_table, tables_of, unlike
-from retriever.postgres.catalog import CHANGE, RESTING, VIEW
+from retriever.postgres.catalog import RESTING, VIEW, open_catalog
 from retriever.postgres.database import PostgresDatabase
-from retriever.postgres.schemas import STAGED, drop_staged, open_catalog, prepare, schema_of, serve_staged, tenants_in
+from retriever.postgres.rewriting import CHANGE
+from retriever.postgres.schemas import STAGED, drop_staged, prepare, schema_of, serve_staged, tenants_in
 from service.errors import AccessError
 from service.truth.control_file import ControlFile
 from service.truth.databases import CONTROL, catalogs

@@ -7,9 +7,9 @@ from zlib import crc32
 
 from retriever.catalog.check import CatalogReport, check
 from retriever.errors import CatalogError
-from retriever.postgres.catalog import RESTING, VIEW, PostgresCatalog
+from retriever.postgres.catalog import RESTING, VIEW, PostgresCatalog, open_catalog
 from retriever.postgres.database import PostgresDatabase
-from retriever.postgres.schemas import open_catalog, schema_of, tenants_in
+from retriever.postgres.schemas import schema_of, tenants_in
 from service.access.private import private_folder, write_private
 from service.access.rates import Rates
 from service.errors import AccessError

@@ -9,7 +9,9 @@ import httpx
 import pytest
 
 from retriever.postgres import connection, database
+from service.documents import ingest
 from service.truth.databases import ADMIN_KEY
+from service.truth.postgres import replica
 from tests.servers.hanging import hanging_way
 from tests.servers.postgres import SECRET, PostgresServer
 from tests.service.serving import (
@@ -159,6 +161,25 @@ def test_keys_and_a_corpus_are_made_beside_the_service(postgres: PostgresServer,
             [made] = [each["id"] for each in listed if each["tenant"] == "acme"]
             keys("revoke", made)
             assert client.post("/v1/search", json={"query": "x"}).status_code == 401
+
+
+def test_a_deleted_text_leaves_the_files_though_services_look_for_work_all_the_time(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "WORK_S", 0.1)  # looks at each sign of life, every second
+    monkeypatch.setattr(ingest, "IDLE_S", 3.0)
+    url = postgres.database()
+    with in_process(settings_in(tmp_path, data=f"{url}#{tmp_path}/data")) as served, served.client() as client:
+        birds = ("swan", "heron")
+        put_in(client, [{"id": word[1:], "text": f"{TEXT} {word}", "title": word} for word in birds])
+        good(client.delete("/v1/documents/eron"))
+
+        def have(word: bytes) -> bool:
+            return any(word in file.read_bytes() for file in postgres.files(url))
+
+        wait_for(lambda: not have(b"heron"), "no file has it")
+        assert have(b"swan")
+        assert found(client, "swan") == ["wan"]
 
 
 def test_what_postgresqls_own_tools_back_up_serves_again(postgres: PostgresServer, tmp_path: Path) -> None:
