@@ -5,10 +5,11 @@ Filters hold before anything is ranked or cut. One search sees one committed sta
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from retriever.catalog.view import CatalogView
+from retriever.embedders.embedders import Embedders
 from retriever.embedders.embedding import Embedder, Reranker, Vector
 from retriever.embedders.nearness import nearness
 from retriever.errors import SearchError
@@ -78,13 +79,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Searcher:
-    """`vectors`: the index and the embedder whose vectors it holds; None where nothing is embedded, or not all yet, and
-    then `is_waiting`.
-    """
+    """`vectors`: the index and the embedder whose vectors it holds; None where nothing is embedded, or not all yet."""
 
     vectors: tuple[VectorIndex, Embedder] | None = None
     reranker: Reranker | None = None
-    is_waiting: bool = False
+    embedders: Embedders = field(default_factory=Embedders)
 
     def search(self, view: CatalogView, query: Query) -> Found:
         """The hits, best first, each chunk once and before its neighbors. Raises SearchError, and Overtaken."""
@@ -101,18 +100,10 @@ class Searcher:
     def _check(self, view: CatalogView, query: Query) -> None:
         if not 0 <= query.limit <= MOST or not 0 <= query.reranked <= MOST:
             raise SearchError(f"0 to {MOST} hits can be asked for, got {max(query.limit, query.reranked)}")
-        if query.mode in ("vector", "hybrid") and self.is_waiting and not self.vectors:
-            made = max((view.embedded(each.name) for each in view.embedders() if not each.serving), default=0)
-            told = (
-                f"{made:,} of {view.counts().chunks:,} chunks have one"
-                if query.bound == EVERYTHING
-                else "not all are made"
-            )
-            raise SearchError(
-                f"{query.mode} search waits for vectors: {told}; search by words meanwhile, or ask again later"
-            )
         if query.mode in ("vector", "hybrid") and not self.vectors:
-            raise SearchError(f"{query.mode} search needs an embedder: name one in the settings, or search by words")
+            if waits := awaited(view, self.embedders, counts=query.bound == EVERYTHING):
+                raise SearchError(f"{query.mode} search waits: {waits}; search by words meanwhile, or ask again later")
+            raise SearchError(f"{query.mode} search needs an embedder: {self.embedders.lacks}, or search by words")
         if query.reranked and not self.reranker:
             raise SearchError("no reranker is configured: name one in the settings, or leave reranking out")
 
@@ -182,6 +173,22 @@ class Searcher:
         scores: Sequence[float] = self.reranker.scores(query.text, [hit.passage.text for hit in first]) if first else ()
         again = [Hit(hit.passage, float(score)) for hit, score in zip(first, scores, strict=True)]
         return [*sorted(again, key=lambda hit: -hit.score), *others]
+
+
+def serves(view: CatalogView, embedder: Embedder) -> bool:
+    """Whether this embedder's vectors are those that are searched."""
+    return any(each.serving and each.name == embedder.name for each in view.embedders())
+
+
+def awaited(view: CatalogView, embedders: Embedders, *, counts: bool) -> str:
+    """What search by the wanted embedder's vectors waits for, with numbers of chunks or without; empty where it serves,
+    or nobody wants it."""
+    if embedders.wanted is None:
+        return embedders.lacks if embedders.is_awaited else ""
+    if serves(view, embedders.wanted):
+        return ""
+    made, chunks = (f"{each:,}" for each in (view.embedded(embedders.wanted.name), view.counts().chunks))
+    return f"vectors of {made} of {chunks} chunks are made" if counts else "not all vectors are made"
 
 
 def _relevance(best: float, query: Query, *, floor: float) -> Relevance:

@@ -35,7 +35,8 @@ from store.errors import SpecError
 PREFIX = "KVWEAVE_"
 CONFIG = f"{PREFIX}CONFIG"
 POSTGRES = ("postgresql://", "postgres://")
-ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # an embedder that suits most documents, small
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # the embedder where none is named: small, and suits most documents
+AUTO, NONE = "auto", "none"  # the embedder: that one where its extra is installed, or words alone
 BUILTIN = "builtin"  # the name of the model that comes with kvweave
 FALLBACK = {"fallback": ["own"]}  # of the generator's address
 OF_CLIENTS = (f"{PREFIX}BASE_URL", f"{PREFIX}API_KEY")  # where a service is, and the key for it: no settings of one
@@ -128,7 +129,11 @@ class Settings(BaseSettings):
         Literal["sooner", "untried", "always"], Field(description="whether prompts are read whole where that is sooner")
     ] = "sooner"
     auth: Annotated[bool, Field(description="whether requests need a key")] = True
-    embedder: Annotated[str, Field(description="folder, hub name, or URL#model of the embedder")] = ""
+    embedder: Annotated[
+        str,
+        AfterValidator(lambda name: name or NONE),
+        Field(description="folder, hub name, or URL#model of the embedder; none for search by words alone"),
+    ] = AUTO
     embedder_key: Annotated[SecretStr, Field(description="key of a remote embedder")] = SecretStr("")
     reranker: Annotated[str, Field(description="URL#model of the reranker")] = ""
     reranker_key: Annotated[SecretStr, Field(description="key of the reranker")] = SecretStr("")

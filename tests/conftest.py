@@ -14,6 +14,7 @@ from tests.servers.s3 import S3Server, s3_server
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; the commands under test are to hear it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ.setdefault("KVWEAVE_EMBEDDER", "none")  # nothing is fetched
 os.environ.setdefault("KVWEAVE_REUSE", "always")  # what is chosen is not to depend on how quick this machine is
 
 if not Path("/dev/nvidiactl").exists():  # kernels for a card run without one; triton looks when it is imported

@@ -70,6 +70,7 @@ JOB: Found = {
     "unsupported": 0,
     "created": 1.0,
     "updated": 1.0,
+    "search_waits": "",
     "change": "00",
 }
 ITEM: Found = {

@@ -20,6 +20,7 @@ class Health(BaseModel):
     """Whether the service lives, or is ready."""
 
     status: str = Field(examples=["ok"])
+    search_waits: str = Field(default="", description="What search by vectors waits for; empty where it does not")
 
 
 class TierUsage(BaseModel):
@@ -124,10 +125,11 @@ async def healthz() -> Health:
 
 async def readyz(request: Request) -> Health:
     """The model is loaded and the store answers."""
-    reason = await run_sync(core_of(request.app).not_ready, limiter=_THREADS)
+    core = core_of(request.app)
+    reason = await run_sync(core.not_ready, limiter=_THREADS)
     if reason is not None:
         raise Unavailable(reason)
-    return Health(status="ready")
+    return Health(status="ready", search_waits=core.search_waits())
 
 
 async def metrics(by: By) -> Response:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from huggingface_hub.utils import disable_progress_bars
@@ -14,6 +16,7 @@ from blend.adopt.load import LoadedModel, device_named, load
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import check_runs
+from retriever.embedders.embedders import Embedders
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
 from retriever.library import Library
@@ -24,15 +27,16 @@ from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
 from service.documents.checked_model import checked_model
+from service.documents.libraries import Libraries
 from service.documents.tenants import Tenants
 from service.model.codec_check import check_codec
-from service.model.hub import hub_checkpoint
+from service.model.hub import check_name, hub_checkpoint
 from service.model.kept_speeds import conditions, kept_speeds
 from service.model.pinned_memory import pinned_memory
 from service.model.prompt_builder import PromptBuilder
 from service.model.served_model import ServedModel
 from service.model.speeds import ModelSpeeds
-from service.settings import BUILTIN, Settings, SettingsError
+from service.settings import AUTO, BUILTIN, ENCODER, NONE, Settings, SettingsError
 from service.telemetry.traces import Tracer, silent
 from service.truth.control import Control
 from service.truth.databases import TENANTS
@@ -49,6 +53,7 @@ from store.url import open_store, place_of
 log = logging.getLogger(__name__)
 
 DIGESTS = "digests.json"
+EMBEDDERS = "embedders.json"  # what they were loaded from
 REMOTE = ("http://", "https://")
 
 
@@ -69,9 +74,9 @@ def compose_model(settings: Settings) -> LoadedModel:
 
 def compose_core(settings: Settings) -> Core:
     """A running service. Raises what stops a start at once; what the model says comes later."""
-    for setting, name in (("model", settings.model), ("embedder", settings.embedder)):
-        if name not in ("", BUILTIN) and not name.startswith(REMOTE):
-            hub_checkpoint(name, setting=setting)
+    if settings.model != BUILTIN:
+        hub_checkpoint(settings.model, setting="model")
+    embedder_source(settings)
     return Core(
         settings,
         truth=lambda: compose_truth(settings, place_of(settings.store)),
@@ -92,15 +97,15 @@ def compose_tenants(
     equipped: Callable[[ServedModel], ServedModel] = lambda model: model,
 ) -> Tenants:
     """What there is to work in once the model is there, which takes a while. `equipped`: the model for who serves."""
-    library = _library(settings, truth)
+    libraries = _libraries(settings, truth)
     truth.bring_points(point_file(settings, "").parent)
     with ExitStack() as stack:
         loaded = compose_served(settings)
         stack.callback(loaded.engine.close)
-        model = checked_model(loaded, truth.tenants(), library=library, store=store, control=control)
+        model = checked_model(loaded, truth.tenants(), library=libraries.open, store=store, control=control)
         model = equipped(model)
         stack.pop_all()
-    return Tenants(model, store=store, control=control, library=library, truth=truth)
+    return Tenants(model, store=store, control=control, libraries=libraries, truth=truth)
 
 
 def _equipped(settings: Settings, model: ServedModel, *, handoffs: Handoffs) -> ServedModel:
@@ -160,36 +165,69 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
     )
 
 
-def _library(settings: Settings, truth: Truth) -> Callable[[str], Library]:
-    """What opens the library of a tenant. Its indexes are files of this machine."""
-    embedder, reranker = compose_embedder(settings), _reranker(settings)
+def _libraries(settings: Settings, truth: Truth) -> Libraries:
+    """What opens the libraries of tenants. Their indexes are files of this machine.
 
-    def library(tenant: str) -> Library:
+    An embedder that is a folder or a service is there at once; one of the hub is fetched behind the start.
+    """
+    source, reranker = embedder_source(settings), _reranker(settings)
+    if source and not Path(source).is_dir():
+        embedders = Embedders(lacks=f"the embedder {source} is being loaded", is_awaited=True)
+    elif settings.embedder == AUTO:
+        embedders = Embedders(lacks="install `kvweave[embedder]`, or name one in the settings")
+    else:
+        embedders = Embedders(compose_embedder(settings))
+
+    def open_library(tenant: str) -> Library:
         folder = settings.data / TENANTS / tenant
         with ExitStack() as undo:
             catalog = truth.catalog(tenant)
             undo.callback(catalog.close)
             private_folder(folder)
-            made = Library(catalog, folder, embedders=[embedder] if embedder else [], reranker=reranker)
+            made = Library(catalog, folder, embedders=embedders, reranker=reranker)
             undo.pop_all()
             return made
 
-    return library
+    def loaded(source: str) -> Embedder:
+        embedder = compose_embedder(settings.model_copy(update={"embedder": source}))
+        assert embedder is not None, source
+        return embedder
+
+    return Libraries(open_library, embedders, source, loaded, settings.data / EMBEDDERS)
+
+
+def embedder_source(settings: Settings) -> str:
+    """The folder or the name of the hub that the embedder is loaded from; empty where it is neither.
+
+    Raises SettingsError for what can be neither, without asking the hub.
+    """
+    name = settings.embedder
+    if name == AUTO:
+        return ENCODER if find_spec("sentence_transformers") else ""
+    if name == NONE or name.startswith(REMOTE):
+        return ""
+    check_name(name, setting="embedder")
+    return name
 
 
 def compose_embedder(settings: Settings) -> Embedder | None:
-    """What search by vectors needs, as the settings name it; None where they name none."""
+    """What search by vectors needs, as the settings name it, from the hub too; None where they name none."""
     name = settings.embedder
-    if not name:
-        return None
     if name.startswith(REMOTE):
         url, model = _split(name, "embedder")
         return cached(RemoteEmbedder(Access(url, settings.embedder_key.get_secret_value()), model))
+    source = embedder_source(settings)
+    if not source:
+        return None
     try:
         from retriever.embedders.encoder import Encoder
     except ImportError as error:
-        raise EmbeddingError(f"the encoder {name!r} needs the extra `kvweave[embedder]`: {error}") from error
-    return cached(Encoder(hub_checkpoint(name, setting="embedder"), device=settings.device))
+        raise EmbeddingError(f"the encoder {source!r} needs the extra `kvweave[embedder]`: {error}") from error
+    try:
+        return cached(Encoder(hub_checkpoint(source, setting="embedder"), device=settings.device))
+    except EmbeddingError:
+        hub_checkpoint.cache_clear()  # what was fetched may be half of it: the hub is asked again next time
+        raise
 
 
 def _reranker(settings: Settings) -> Reranker | None:

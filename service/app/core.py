@@ -156,6 +156,18 @@ class Core:
             return str(error)
         return None
 
+    def search_waits(self) -> str:
+        """What search by vectors waits for, of all tenants together, which anybody may know; empty where it does not.
+
+        Raises Unavailable while the model loads.
+        """
+        tenants = self.tenants
+        if tenants.libraries.embedders.is_awaited:
+            return tenants.libraries.embedders.lacks
+        counted = [each.library.embedded for each in tenants.opened()]
+        made, chunks = (sum(each[place] for each in counted if each) for place in (0, 1))
+        return f"vectors of {made / chunks:.0%} of the chunks are made" if chunks else ""
+
     def wait(self) -> None:
         """Returns when the model is there, or will not be."""
         self._loading.join()
@@ -203,6 +215,7 @@ class Core:
         )
         self.metrics.watch_engine(tenants.model.engine.load)
         ingest.start()
+        tenants.libraries.begin(tenants.serving, then=ingest.wake_all)
         self.truth.peers.follow(Follower(tenants.learn, ingest.wake, ingest.resting))
         self._working = _Working(tenants, ingest, pipeline)
         model = tenants.model

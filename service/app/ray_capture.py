@@ -28,7 +28,7 @@ from service.documents.chunk_capture import CaptureItem, CaptureOutcome, ChunkCa
 from service.documents.precompute import Capture
 from service.errors import Invalid, ServiceError, Unavailable
 from service.model.served_model import Ids, ServedModel
-from service.settings import BUILTIN, Settings, SettingsError, ray_address
+from service.settings import BUILTIN, NONE, Settings, SettingsError, ray_address
 from service.telemetry.logs import fields
 from store.errors import StoreError
 
@@ -125,7 +125,7 @@ def _living() -> list[dict[str, object]]:
 def _for_actors(settings: Settings) -> Settings:
     """The settings without what actors do not need, keys above all, and with names that mean the same on each node."""
     unused = {
-        "embedder": "",
+        "embedder": NONE,
         "embedder_key": SecretStr(""),
         "reranker": "",
         "reranker_key": SecretStr(""),

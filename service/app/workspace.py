@@ -33,9 +33,10 @@ def open_workspace(
         store = stack.enter_context(compose_store(settings))
         tenants = compose_tenants(settings, store, control=control, truth=truth)
         stack.callback(tenants.close)
+        lacks = "" if shard else tenants.libraries.load_now(tenants.serving)
         tenant = tenants.open(name)
         rules = _rules(tenant.catalog, collection, wanted=chunk_tokens, usual=settings.chunk_tokens)
-        yield Target(tenant, collection, rules, settings.store)
+        yield Target(tenant, collection, rules, settings.store, lacks)
         if not shard:
             tenant.library.maintain()
 

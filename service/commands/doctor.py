@@ -192,10 +192,18 @@ def _model(settings: "Settings") -> str:
 
 
 def _embedder(settings: "Settings") -> str:
-    from service.app.composition import compose_embedder
-    from service.settings import ENCODER
+    from retriever.embedders.embedding import EmbeddingError
+    from service.app.composition import compose_embedder, embedder_source
+    from service.settings import AUTO, SettingsError
 
-    embedder = compose_embedder(settings)
+    try:
+        embedder = compose_embedder(settings)
+    except (SettingsError, EmbeddingError) as error:
+        if settings.embedder == AUTO:
+            raise Noted(f"search is by words alone, and a service tries again: {error}") from None
+        raise
     if embedder is None:
-        raise Noted(f"none, so search is by words alone: KVWEAVE_EMBEDDER={ENCODER} adds meaning")
-    return f"{settings.embedder}: vectors of {len(embedder.query('a sentence'))} numbers"
+        remedy = "install `kvweave[embedder]`" if settings.embedder == AUTO else f"KVWEAVE_EMBEDDER={AUTO} adds meaning"
+        raise Noted(f"none, so search is by words alone: {remedy}")
+    named = embedder_source(settings) or settings.embedder
+    return f"{named}: vectors of {len(embedder.query('a sentence'))} numbers"

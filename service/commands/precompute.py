@@ -152,6 +152,8 @@ def _entered(stack: ExitStack, opening: "AbstractContextManager[Target]", *, set
         target = stack.enter_context(opening)
     if target.tenant.model.order.policy == "full" or not settings.share:
         tell("reuse is off (policy full, or share 0), so no answer reads these caches: change it first", err=True)
+    if target.lacks:
+        tell(f"search is by words until the embedder comes, and a service makes vectors then: {target.lacks}", err=True)
     return target
 
 

@@ -91,8 +91,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
         port = sockets[0].getsockname()[1]
         _greet(settings, port=port, issue=core.link.issue)
-        search = "words and vectors" if settings.embedder else "words alone: KVWEAVE_EMBEDDER names an encoder"
-        log.info("listening", extra=fields(address=address(settings.host, port), search=search))
+        log.info("listening", extra=fields(address=address(settings.host, port), search=_search(settings)))
         server.run(sockets)
     if core.failed.is_set():
         raise SettingsError(core.not_ready() or "the service did not start")
@@ -162,7 +161,6 @@ def server_over(
 
 def _greet(settings: "Settings", *, port: int, issue: Callable[[], str]) -> None:
     """Says on a terminal where to look, and with what key. A log has no use for it, and is not told of the link."""
-    from service.settings import ENCODER
     from service.truth.databases import ADMIN_KEY
 
     screen = console(stderr=True)
@@ -175,14 +173,24 @@ def _greet(settings: "Settings", *, port: int, issue: Callable[[], str]) -> None
     if has_link:
         typer.echo("                 (the link has the key for one browser, once, within ten minutes)", err=True)
     typer.echo(f"  API            {place}/docs", err=True)
-    if not settings.embedder:
-        typer.echo(f"  search         by words alone; KVWEAVE_EMBEDDER={ENCODER} adds meaning", err=True)
+    typer.echo(f"  search         {_search(settings)}", err=True)
     if not settings.auth:
         typer.echo("  key            none is needed (KVWEAVE_AUTH is off)\n", err=True)
     elif key.is_file():
         typer.echo(f"  admin key      in {key}\n", err=True)
     else:
         typer.echo("  key            kvweave keys create\n", err=True)
+
+
+def _search(settings: "Settings") -> str:
+    """How documents are found, and what would add to it."""
+    from service.app.composition import embedder_source
+    from service.settings import AUTO, NONE
+
+    if settings.embedder == NONE:
+        return f"by words alone; KVWEAVE_EMBEDDER={AUTO} adds meaning"
+    named = embedder_source(settings) or settings.embedder
+    return "by words alone; kvweave[embedder] adds meaning" if named == AUTO else f"by words and by meaning ({named})"
 
 
 def _stop(server: "uvicorn.Server") -> None:

@@ -84,6 +84,8 @@ def tell_unread(skipped: Iterable[Path], problems: Iterable[ReadingProblem]) -> 
 
 
 def _short(progress: "RunProgress") -> str:
+    if progress.vectors_of:
+        return f"vectors of {progress.vectors:,} of {many(progress.vectors_of, 'chunk')}"
     return f"{many(progress.stored, 'chunk')}, {_speed(progress)}" if progress.stored else "nothing computed yet"
 
 

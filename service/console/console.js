@@ -93,7 +93,8 @@ async function found() {
     await get("readyz");
     const { data } = await get("v1/models");
     showKey({ isNeeded: false });
-    const search = data[0].search === "lexical" ? "; search by words alone, KVWEAVE_EMBEDDER names an encoder" : "";
+    const lexical = data[0].search === "lexical" ? "; search by words alone" : "";
+    const search = data[0].search_waits ? `${lexical}; search by meaning waits: ${data[0].search_waits}` : lexical;
     return { kind: "ready", words: `ready: ${data[0].id} (${count(data[0].max_model_len)} tokens)${search}` };
   } catch (error) {
     if (!(error instanceof Problem)) throw error;

@@ -28,12 +28,16 @@ FIRST_FILES = 64  # that are read ahead for a filler
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The collection that a corpus goes into. `url` names the store, and says its budgets."""
+    """The collection that a corpus goes into. `url` names the store, and says its budgets.
+
+    `lacks`: why the embedder is not there; empty where it is, or none is wanted.
+    """
 
     tenant: Tenant
     collection: str
     rules: CollectionRules
     url: str
+    lacks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class RunProgress:
     `worked_bytes` of the files whose chunks are done, in part for a file of many.
 
     `chunks` are told apart by their text: of these some are present, stored, over budget or text only (unsupported).
+    `vectors` of `vectors_of` chunks of the whole catalog are made, where an embedder is new to it.
     """
 
     files: int = 0
@@ -105,6 +110,8 @@ class RunProgress:
     nbytes: int = 0
     raw_bytes: int = 0
     worked_bytes: int = 0
+    vectors: int = 0
+    vectors_of: int = 0
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     problems: list[ReadingProblem] = field(default_factory=list[ReadingProblem])
 

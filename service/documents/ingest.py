@@ -82,8 +82,7 @@ class Ingest:
 
     def start(self) -> None:
         """Go on with what was accepted before."""
-        for name in self._tenants.names():
-            self.wake(name)
+        self.wake_all()
         for thread in self._threads:
             thread.start()
 
@@ -152,6 +151,11 @@ class Ingest:
         """Looks whether there is work for a tenant."""
         self._lines.wake(Line(tenant, is_large=False))
         self._lines.wake(Line(tenant, is_large=True))
+
+    def wake_all(self) -> None:
+        """Looks whether there is work for anybody."""
+        for name in self._tenants.names():
+            self.wake(name)
 
     def resting(self) -> AbstractContextManager[None]:
         """Works on no upload while the block runs; what is at hand is left as it is, and begun anew."""

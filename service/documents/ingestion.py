@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from blend.errors import TokenizerError
@@ -10,6 +11,7 @@ from retriever.catalog.change import CatalogChange
 from retriever.catalog.view import CatalogView
 from retriever.documents import Document
 from retriever.errors import DocumentError
+from retriever.library import Embedded
 from retriever.readers.files import read
 from retriever.types import Label
 from retriever.upload_types import QueuedUpload, UploadState
@@ -56,6 +58,10 @@ def _small(view: CatalogView, uploads: Sequence[QueuedUpload]) -> Iterator[Queue
         if number and left < 0:
             return
         yield upload
+
+
+class _Unwanted(Exception):
+    """Raised where every upload that was worked on has ended meanwhile."""
 
 
 class Ingestion:
@@ -164,6 +170,8 @@ class Ingestion:
         def claim(change: CatalogChange, versions: Sequence[int]) -> list[int]:
             claimed: list[int] = []
             for version, (number, document) in zip(versions, documents.items(), strict=True):
+                if number not in self._live:
+                    continue
                 upload = replace(self._live[number], state=UploadState.COMPUTING, version=version, detail="")
                 upload = replace(upload, chunks=len(self._tenant.captures.chunks(document)))
                 if change.advance(upload):
@@ -179,7 +187,10 @@ class Ingestion:
         if documents:
             wanted = [*documents.values()]
             anew = self._tenant.captures.unshared(wanted)
-            self._tenant.library.stage_all(wanted, collection=self._collection, claim=claim, anew=anew)
+            with suppress(_Unwanted):
+                self._tenant.library.stage_all(
+                    wanted, collection=self._collection, claim=claim, anew=anew, on_embedded=self._keep_embedded
+                )
 
     def _compute(self, documents: Mapping[int, Document]) -> bool:
         """Computes all chunks whose blobs are not there. Where the budget is used up, the others are left.
@@ -264,6 +275,15 @@ class Ingestion:
                 live = {number for number, upload in self._live.items() if change.advance(upload)}
             self._go_on_with(live)
             self._kept_at = time.monotonic()
+
+    def _keep_embedded(self, embedded: Embedded) -> None:
+        """Keeps in the catalog, now and then, how far vectors came. Raises _Unwanted where no upload is live."""
+        if embedded.made and time.monotonic() - self._kept_at > PROGRESS_S:
+            detail = f"vectors of {embedded.made:,} of {embedded.chunks:,} chunks are made"
+            self._live = {number: replace(upload, detail=detail) for number, upload in self._live.items()}
+            self._keep_progress()
+            if not self._live:
+                raise _Unwanted
 
     def _go_on_with(self, wanted: Container[int]) -> None:
         """Lets go of all other uploads: they were deleted, cancelled or overtaken meanwhile, and stay as they are."""

@@ -34,6 +34,7 @@ from service.documents.need import BudgetedStore, CacheBudget, needs
 from service.model.served_model import Ids
 from store.blob_store import Put
 
+EMBEDDED = 64  # chunks whose vectors are made before it is told how far that came
 RANKED = 256  # chunks whose texts are looked up together
 SWEEP_S = 60.0  # what is left then is swept by the next run
 
@@ -84,7 +85,15 @@ class Precompute:
         if self._plan.shard is None:
             self._remember(state, terms)
             self._sweep()
+            self._embed(on_progress)
         return self.progress
+
+    def _embed(self, on_progress: OnProgress) -> None:
+        """Makes the vectors that documents of before lack, as where the embedder is new."""
+        library = self._target.tenant.library
+        while library.advance(EMBEDDED):
+            self.progress.vectors, self.progress.vectors_of = library.embedded or (0, 0)
+            on_progress(self.progress)
 
     def prune(self, names: Set[str]) -> None:
         """Deletes the documents of these remembered files, but for those that another file holds."""

@@ -4,17 +4,20 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 
 from retriever.catalog.change import CatalogChange
+from retriever.errors import CatalogError
 from retriever.library import Library
 from retriever.types import Passage, Removal
 from service.documents.chunk_caches import ChunkCaches
 from service.documents.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.documents.chunk_captures import ChunkCaptures
 from service.documents.fillers import divide, settle
+from service.documents.libraries import Libraries
 from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
 from service.truth.control import Control
@@ -243,16 +246,15 @@ class Tenants:
         *,
         store: BlobStore,
         control: Control,
-        library: Callable[[str], Library],
+        libraries: Libraries,
         truth: Truth,
     ) -> None:
-        """`library` opens the one of a tenant."""
         self.model = model
         self.store = store
         self.control = control
         self.peers = truth.peers
         self._names = truth.tenants
-        self._library = library
+        self.libraries = libraries
         self._open: dict[str, Tenant] = {}
         self._opening: defaultdict[str, Lock] = defaultdict(Lock)
         self._lock = Lock()
@@ -271,7 +273,7 @@ class Tenants:
             return self._open[name]
 
     def _made(self, name: str) -> Tenant:
-        library = self._library(name)
+        library = self.libraries.open(name)
         captures = ChunkCaptures(name, library.catalog, model=self.model, control=self.control)
         caches = ChunkCaches(name, library.catalog, store=self.store, captures=captures, control=self.control)
         return Tenant(name, library, caches=caches, store=self.store, peers=self.peers)
@@ -291,8 +293,20 @@ class Tenants:
         with self._lock:
             yield from list(self._open.values())
 
+    def serving(self) -> set[str]:
+        """The names of embedders whose vectors are searched."""
+        found: set[str] = set()
+        for name in self.names():
+            with (
+                suppress(CatalogError),
+                self.open(name).catalog.view() as view,
+            ):  # raised again at this tenant's requests
+                found |= {each.name for each in view.embedders() if each.serving}
+        return found
+
     def close(self) -> None:
         """Let go of all catalogs, and of the model."""
+        self.libraries.close()
         for tenant in self.opened():
             tenant.catalog.close()
         self.model.engine.close()

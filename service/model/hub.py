@@ -19,19 +19,30 @@ WAIT_S = 6.0  # for any answer of the hub, the look-up of its address included
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 
 
+def check_name(name: str, *, setting: str) -> bool:
+    """Whether this is the folder of a checkpoint; else it may be a name of the hub. Asks nobody.
+
+    Raises SettingsError for what can be neither: a folder without a checkpoint, or what is spelt unlike a name.
+    """
+    if (Path(name) / "config.json").is_file():
+        return True
+    if Path(name).exists():
+        raise SettingsError(
+            f"{_named(name, setting)} holds no config.json: name the folder of a checkpoint, or a name of the hub"
+        )
+    if not _NAME.fullmatch(name):
+        raise SettingsError(f"{_named(name, setting)} is no folder here, and no name of the hub such as org/model")
+    return False
+
+
 @cache
 def hub_checkpoint(name: str, *, setting: str) -> str:
     """The name, or where the hub cannot be reached the folder of what was fetched before.
 
-    Raises SettingsError where there is neither: a folder without a checkpoint, or what cannot be a name of the hub.
+    Raises SettingsError where there is neither, and as `check_name`.
     """
-    named = f"{setting} ({PREFIX}{setting.upper()}): {name!r}"
-    if (Path(name) / "config.json").is_file():
+    if check_name(name, setting=setting):
         return name
-    if Path(name).exists():
-        raise SettingsError(f"{named} holds no config.json: name the folder of a checkpoint, or a name of the hub")
-    if not _NAME.fullmatch(name):
-        raise SettingsError(f"{named} is no folder here, and no name of the hub such as org/model")
     reason = "it is switched off by HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else _unreached(name)
     if not reason:
         return name
@@ -39,9 +50,13 @@ def hub_checkpoint(name: str, *, setting: str) -> str:
         return snapshot_download(name, local_files_only=True)
     except LocalEntryNotFoundError:
         raise SettingsError(
-            f"{named} is no folder here and was not fetched before, and "
+            f"{_named(name, setting)} is no folder here and was not fetched before, and "
             f"{constants.ENDPOINT} cannot be reached ({reason}): name a folder, or connect this machine"
         ) from None
+
+
+def _named(name: str, setting: str) -> str:
+    return f"{setting} ({PREFIX}{setting.upper()}): {name!r}"
 
 
 def _unreached(name: str) -> str:

@@ -146,6 +146,10 @@ class Model(BaseModel):
     owned_by: str = "kvweave"
     max_model_len: int = Field(description="Tokens of prompt and answer")
     search: Literal["lexical", "hybrid"] = Field(description="How documents are found, where a request does not say")
+    search_waits: str = Field(
+        description="What search by vectors waits for; empty where it does not",
+        examples=["vectors of 120 of 418 chunks are made"],
+    )
 
 
 class ModelList(BaseModel):

@@ -75,14 +75,14 @@ def router() -> APIRouter:
         return await _complete(core_of(request.app), body, request=request, who=who, within_s=within_s)
 
     @routes.get("/v1/models", summary="The model that answers")
-    def models(request: Request) -> ModelList:  # pyright: ignore[reportUnusedFunction]
-        return ModelList(data=[_model(core_of(request.app))])
+    def models(request: Request, *, who: By) -> ModelList:  # pyright: ignore[reportUnusedFunction]
+        return ModelList(data=[_model(core_of(request.app), who)])
 
     @routes.get("/v1/models/{model:path}", summary="The model that answers, by its name")
-    def model_named(request: Request, model: str) -> Model:  # pyright: ignore[reportUnusedFunction]
+    def model_named(request: Request, model: str, *, who: By) -> Model:  # pyright: ignore[reportUnusedFunction]
         core = core_of(request.app)
         _check(core, unquote(model))  # a slash in a name comes as it is, or encoded still
-        return _model(core)
+        return _model(core, who)
 
     return routes
 
@@ -119,9 +119,17 @@ def _check(core: "Core", model: str) -> None:
         raise ModelNotFound(f"The model {model[:80]!r} does not exist: this service has {core.model_name!r}")
 
 
-def _model(core: "Core") -> Model:
-    search = "hybrid" if core.settings.embedder else "lexical"
-    return Model(id=core.model_name, created=int(core.created), max_model_len=core.window, search=search)
+def _model(core: "Core", who: Principal) -> Model:
+    library = core.tenant(who).library
+    with library.catalog.view() as view:
+        mode, waits = library.mode(view), library.awaited(view, counts=who.bound is None)
+    return Model(
+        id=core.model_name,
+        created=int(core.created),
+        max_model_len=core.window,
+        search=mode,
+        search_waits=waits,
+    )
 
 
 def _fingerprint(model: str) -> str:

@@ -23,6 +23,7 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.chunking.count import count_words
 from retriever.chunking.cut import CutRules, cut
 from retriever.documents import Document
+from retriever.embedders.embedders import Embedders
 from retriever.embedders.encoder import Encoder
 from retriever.library import Library
 from retriever.readers.files import read_all
@@ -85,7 +86,7 @@ def main() -> None:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         catalog = SqliteCatalog(folder / "catalog.sqlite")
-        library = Library(catalog, folder, embedders=[Encoder(options.encoder)])
+        library = Library(catalog, folder, embedders=Embedders(Encoder(options.encoder)))
         with catalog.view() as view:
             is_filled = view.counts().documents > 0
         if not is_filled:

@@ -98,7 +98,7 @@ def searched(folder: Path, url: str, world: World, *, documents: int, queries: l
             "postgres": open_catalog(database, "bench"),
         }
         ingest = {kind: round(_seconds(catalog, world, documents), 1) for kind, catalog in catalogs.items()}
-        libraries = {kind: Library(catalog, folder / kind, embedders=[]) for kind, catalog in catalogs.items()}
+        libraries = {kind: Library(catalog, folder / kind) for kind, catalog in catalogs.items()}
         for library in libraries.values():
             measured(library, queries)  # what a first search reads
         report = _in_turns({kind: partial(measured, library, queries) for kind, library in libraries.items()})

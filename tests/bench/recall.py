@@ -22,6 +22,7 @@ import Stemmer
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
+from retriever.embedders.embedders import Embedders
 from retriever.embedders.encoder import Encoder
 from retriever.library import Library
 from retriever.search import Mode, Query
@@ -71,7 +72,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     encoder = Encoder(str(options.encoder))
     with tempfile.TemporaryDirectory() as folder:
         catalog = SqliteCatalog(Path(folder) / "catalog.sqlite")
-        library = Library(catalog, Path(folder), embedders=[encoder])
+        library = Library(catalog, Path(folder), embedders=Embedders(encoder))
         library.put(
             [Document(f"{number:06}", (DocumentPart(text),)) for number, text in enumerate(pool)], collection="pool"
         )

@@ -21,6 +21,7 @@ from retriever.catalog import lexical
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart, Json, chunk_id
+from retriever.embedders.embedders import Embedders
 from retriever.filter_condition import scope
 from retriever.library import Library
 from retriever.search import Mode, Query
@@ -193,14 +194,14 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     fresh = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     catalog = SqliteCatalog(folder / "catalog.sqlite")
-    library = Library(catalog, folder, embedders=[ORACLE])
+    library = Library(catalog, folder, embedders=Embedders(ORACLE))
     if fresh:
         seconds = _clocked(lambda: fill(catalog, world, documents=range(documents)))
         report["ingest_s"], report["ingest_chunks_s"] = seconds, round(options.chunks / seconds)
         report["index_s"] = _clocked(library.maintain)
         catalog.close()
         catalog = SqliteCatalog(folder / "catalog.sqlite")
-        library = Library(catalog, folder, embedders=[ORACLE])
+        library = Library(catalog, folder, embedders=Embedders(ORACLE))
     report["bytes"] = dict(_sizes(folder))
     ORACLE.vector = world.vectors(0)[0]
     report["start_s"] = {

@@ -14,6 +14,7 @@ from random import Random
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
+from retriever.embedders.embedders import Embedders
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition
 from retriever.library import Library
 from retriever.search import Hit, Query
@@ -138,7 +139,7 @@ def small_lists() -> None:
 def main(folder: str, seed: str, last: str) -> None:
     small_lists()
     with closing(SqliteCatalog(Path(folder) / "catalog.sqlite")) as catalog:
-        reader = Reader(Library(catalog, Path(folder) / "index", embedders=[WordEmbedder()]), int(seed))
+        reader = Reader(Library(catalog, Path(folder) / "index", embedders=Embedders(WordEmbedder())), int(seed))
         reader.look()
         sys.stdout.write("ready\n")
         sys.stdout.flush()

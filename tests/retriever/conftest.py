@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.embedders.embedders import Embedders
 from retriever.library import Library
 from tests.retriever.fakes import Longest, WordEmbedder
 from tests.retriever.libraries import Made
@@ -23,6 +24,7 @@ def make(catalog: SqliteCatalog, tmp_path: Path) -> Made:
     """Libraries on the same catalog."""
 
     def made(*embedders: WordEmbedder) -> Library:
-        return Library(catalog, tmp_path / "index", embedders=embedders, reranker=Longest())
+        known = Embedders(embedders[0], embedders[1:]) if embedders else Embedders()
+        return Library(catalog, tmp_path / "index", embedders=known, reranker=Longest())
 
     return made

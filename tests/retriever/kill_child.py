@@ -13,6 +13,7 @@ from random import Random
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
+from retriever.embedders.embedders import Embedders
 from retriever.errors import CatalogError
 from retriever.library import Library
 from tests.jumping_clock import let_clock_jump
@@ -89,7 +90,7 @@ def main(folder: str, seed: str, step: str) -> None:
     let_clock_jump()
     say("ready")
     catalog = SqliteCatalog(Path(folder) / "catalog.sqlite")
-    library = Library(catalog, Path(folder) / "index", embedders=[WordEmbedder()])
+    library = Library(catalog, Path(folder) / "index", embedders=Embedders(WordEmbedder()))
     number, chance = int(step), Random()
     while True:
         plan = planned(int(seed), number)

@@ -14,6 +14,7 @@ from retriever import nearest
 from retriever.catalog.lexical import body
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document
+from retriever.embedders.embedders import Embedders
 from retriever.filter_condition import EVERYTHING, condition
 from retriever.library import Library
 from retriever.search import Mode, Query
@@ -42,7 +43,7 @@ def small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 def opened(folder: Path) -> Iterator[Library]:
     catalog = SqliteCatalog(folder / "catalog.sqlite")
     try:
-        yield Library(catalog, folder / "index", embedders=[WordEmbedder()])
+        yield Library(catalog, folder / "index", embedders=Embedders(WordEmbedder()))
     finally:
         catalog.close()
 

@@ -13,6 +13,7 @@ import pytest
 
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.embedders.embedders import Embedders
 from retriever.library import Library
 from tests.retriever.concurrency_child import Reader, write
 from tests.retriever.fakes import WordEmbedder
@@ -28,7 +29,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library
     monkeypatch.setattr(nearest, "FLAT", 12)
     monkeypatch.setattr(nearest, "FEWEST_PROBED", 1 << 20)
     with closing(SqliteCatalog(tmp_path / "catalog.sqlite")) as catalog:
-        library = Library(catalog, tmp_path / "index", embedders=[WordEmbedder()])
+        library = Library(catalog, tmp_path / "index", embedders=Embedders(WordEmbedder()))
         write(library, 0)
         yield library
 

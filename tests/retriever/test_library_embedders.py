@@ -39,10 +39,10 @@ def test_without_the_embedder_that_serves_search_is_by_words_until_the_new_one_d
     make(WordEmbedder("old")).put(some(5), collection="c")
     library = make(WordEmbedder("new"))
     assert texts(library.search(Query("heron"))) == texts(library.search(Query("heron", mode="lexical")))
-    with pytest.raises(SearchError, match="waits for vectors: 0 of 15 chunks"):
+    with pytest.raises(SearchError, match="waits: vectors of 0 of 15 chunks"):
         library.search(Query("heron", mode="vector"))
     library.advance(4)
-    with pytest.raises(SearchError, match="waits for vectors: 4 of 15 chunks"):
+    with pytest.raises(SearchError, match="waits: vectors of 4 of 15 chunks"):
         library.search(Query("heron", mode="hybrid"))
     while library.advance(4):
         pass

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart, chunk_id
+from retriever.embedders.embedders import Embedders
 from retriever.filter_condition import scope
 from retriever.library import Library
 from retriever.search import Query
@@ -62,7 +63,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.catalog = SqliteCatalog(folder / "catalog.sqlite")
         self.embedder = WordEmbedder()
-        self.library = Library(self.catalog, folder, embedders=[self.embedder])
+        self.library = Library(self.catalog, folder, embedders=Embedders(self.embedder))
         self.searched = dict.fromkeys(COLLECTIONS, True)
         self.serving: dict[str, Step] = {}
         self.may: set[str] = set()

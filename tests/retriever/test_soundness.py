@@ -10,6 +10,7 @@ import pytest
 from retriever.catalog.check import CatalogReport, check_catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
+from retriever.embedders.embedders import Embedders
 from retriever.library import Library
 from tests.retriever.fakes import WordEmbedder
 from tests.retriever.libraries import WORDS
@@ -46,7 +47,7 @@ def written(document: int, chance: Random) -> Document:
 def filled(folder: Path, chance: Random) -> None:
     """A catalog that was changed in all ways, with a version that is staged."""
     with closing(SqliteCatalog(folder / "catalog.sqlite")) as catalog:
-        library = Library(catalog, folder, embedders=[WordEmbedder()])
+        library = Library(catalog, folder, embedders=Embedders(WordEmbedder()))
         library.put([written(number, chance) for number in range(12)], collection="c")
         library.put([written(number, chance) for number in range(8, 16)], collection="d")
         library.stage_all([written(3, chance), written(20, chance)], collection="c")

@@ -40,7 +40,8 @@ TICK_S = 0.02
 KVWEAVE = (sys.executable, "-c", "from service.cli import main; main()")
 FORKS = "tests.service.forks"
 
-STEADY = {"reuse": "always"}  # what is chosen is not to depend on how quick this machine is
+# What is chosen is not to depend on how quick this machine is, and nothing is fetched.
+STEADY = {"reuse": "always", "embedder": "none"}
 
 DATA = "TEST_DATA"
 

@@ -26,7 +26,7 @@ def test_documents_of_before_get_their_vectors_without_a_rest(tmp_path: Path, mo
         wait_for(lambda: len(embedder.seen) == len(PASSAGES) - 1, "all but one have their vectors")
         waits = client.post("/v1/search", json=body)
         assert waits.status_code == 422
-        assert f"{len(PASSAGES) - 1} of {len(PASSAGES)} chunks have one" in waits.json()["detail"]
+        assert f"vectors of {len(PASSAGES) - 1} of {len(PASSAGES)} chunks are made" in waits.json()["detail"]
         good(client.post("/v1/search", json={**body, "mode": None}))
         embedder.refused = ""
         wait_for(lambda: client.post("/v1/search", json=body).is_success, "the last has its vector, and all serve")

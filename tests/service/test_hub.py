@@ -20,14 +20,13 @@ def unreached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-@pytest.mark.parametrize("setting", ["model", "embedder"])
-def test_a_service_ends_with_one_line_before_it_listens(setting: str, tmp_path: Path) -> None:
+def test_a_service_ends_with_one_line_before_it_listens(tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
-    settings = {"KVWEAVE_DATA": str(tmp_path / "data"), f"KVWEAVE_{setting.upper()}": NAME, "KVWEAVE_PORT": "0"}
+    settings = {"KVWEAVE_DATA": str(tmp_path / "data"), "KVWEAVE_MODEL": NAME, "KVWEAVE_PORT": "0"}
     done = kvweave_ended("serve", status=2, **settings, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
     assert done.stdout == ""
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"kvweave: {setting} (KVWEAVE_{setting.upper()}): '{NAME}'")
+    assert line.startswith(f"kvweave: model (KVWEAVE_MODEL): '{NAME}'")
     assert endpoint in line and "HF_HUB_OFFLINE" not in line
 
 

@@ -104,6 +104,7 @@ LEFT_OUT: dict[str, set[str]] = {
         "created",
         "updated",
         "change",
+        "search_waits",
     },
     "LookupAnswer": {"unknown"},
     # What OpenAI's form has to say and says nothing, or what is the sum of others.

@@ -22,7 +22,7 @@ from service.documents.corpus_listing import files
 from service.documents.file_group import RunProgress
 from service.documents.precompute import Precompute
 from service.errors import Unavailable
-from service.settings import Settings
+from service.settings import NONE, Settings
 
 CORPUS = Path(__file__).parent / "corpus"
 FOLDER = "demo"
@@ -95,7 +95,12 @@ def demo_settings(settings: Settings) -> Settings:
     """The defaults, in a folder below the user's data. Only where it computes is the user's choice."""
     data = settings.data.absolute() / FOLDER
     return Settings.model_construct(
-        data=data, store=f"lmdb://{data}/store", reuse="always", device=settings.device, threads=settings.threads
+        data=data,
+        store=f"lmdb://{data}/store",
+        reuse="always",
+        embedder=NONE,
+        device=settings.device,
+        threads=settings.threads,
     )
 
 

@@ -224,6 +224,9 @@ class FakeCore:
     def not_ready(self) -> str | None:
         return self.reason
 
+    def search_waits(self) -> str:
+        return ""
+
     def close(self) -> None:
         for tenant in self._tenants.values():
             tenant.catalog.close()

@@ -120,7 +120,7 @@ def test_without_keys_only_localhost_is_answered(tmp_path: Path) -> None:
 
 
 def test_readiness_tells_why_not(operator: TestClient, core: FakeCore) -> None:
-    assert operator.get("/readyz").json() == {"status": "ready"}
+    assert operator.get("/readyz").json() == {"status": "ready", "search_waits": ""}
     core.reason = "the model is loading"
     answer = operator.get("/readyz")
     assert (answer.status_code, answer.json()["detail"]) == (503, "the model is loading")

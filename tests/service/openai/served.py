@@ -1,6 +1,7 @@
 """An application over a pipeline that tells a fixed tale, and the official client in front of it, in one process."""
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import httpx
@@ -83,8 +84,28 @@ class FakeSettings:
     policy: str = "hybrid"
     ratio: float = 0.15
     top_k: int = 7
-    embedder: str = ""
     generator: object | None = None
+
+
+class FakeCatalog:
+    """Has nothing to see."""
+
+    def view(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class FakeLibrary:
+    catalog = FakeCatalog()
+
+    def mode(self, view: None) -> str:
+        return "lexical"
+
+    def awaited(self, view: None, *, counts: bool) -> str:
+        return "vectors of 1 of 2 chunks are made" if counts else ""
+
+
+class FakeTenant:
+    library = FakeLibrary()
 
 
 class FakeControl:
@@ -110,6 +131,9 @@ class FakeCore:
         self.created = 1_760_000_000.5
         self.window = 2048
         self.loading = False
+
+    def tenant(self, principal: Principal) -> FakeTenant:
+        return FakeTenant()
 
     @property
     def pipeline(self) -> FakePipeline:

@@ -235,7 +235,10 @@ class Deleted(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What became of what was put in. `status`: running, done, failed or cancelled. `uploads`: how many by state."""
+    """What became of what was put in. `status`: running, done, failed or cancelled. `uploads`: how many by state.
+
+    `search_waits`: what search by vectors waits for, of all documents; empty where it does not.
+    """
 
     id: str
     status: str
@@ -247,6 +250,7 @@ class Job(msgspec.Struct, frozen=True):
     created: float
     updated: float
     change: str = ""
+    search_waits: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -356,11 +360,15 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """The model that answers. `max_model_len`: tokens of prompt and answer; `search`: how it is searched by default."""
+    """The model that answers. `max_model_len`: tokens of prompt and answer; `search`: how it is searched by default.
+
+    `search_waits`: what search by vectors waits for; empty where it does not.
+    """
 
     id: str
     max_model_len: int
     search: str = ""
+    search_waits: str = ""
 
 
 class BlendSwitch(msgspec.Struct, frozen=True):
@@ -371,6 +379,7 @@ class BlendSwitch(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """Whether the service lives: `ok`, or `ready`."""
+    """Whether the service lives: `ok`, or `ready`. `search_waits`: as in `Model`, of all tenants together."""
 
     status: str
+    search_waits: str = ""
