@@ -24,7 +24,7 @@ CALLS: dict[str, tuple[Operation[Any] | Listing[Any] | Streaming[Any], dict[str,
     "ready": (operations.ready(), {"Health": answers.Health}),
     "stats": (operations.stats(), {"Stats": answers.Stats}),
     "models": (operations.models(), {"ModelList": pages.Models}),
-    "search": (operations.search("?"), {"SearchAnswer": pages.Hits}),
+    "search": (operations.search("?"), {"SearchAnswer": pages.SearchAnswer}),
     "rerank": (operations.rerank("?", documents=["a"]), {"RerankAnswer": pages.Results}),
     "query": (operations.query("?"), {"QueryAnswer": answers.Answer}),
     "stream_query": (
@@ -83,8 +83,6 @@ REQUESTS: dict[str, type] = {
 }
 
 LEFT_OUT: dict[str, set[str]] = {
-    # A search gives its hits alone; an answer tells of its own.
-    "SearchAnswer": {"relevance", "note"},
     # What operations take as arguments of their own, or set themselves.
     "SearchRequest": {"query"},
     "QueryRequest": {"question", "messages", "stream"},

@@ -87,7 +87,9 @@ def models(world: World) -> None:
 
 
 def search(world: World) -> None:
-    first, *_ = world.do("search", QUESTION, collection=world.collection, top_k=2)
+    hits = world.do("search", QUESTION, collection=world.collection, top_k=2)
+    first, *_ = hits
+    assert hits.relevance.found and hits.relevance.best >= hits.relevance.floor and hits.note == ""
     assert (first.chunk_id, first.title, first.text) == (world.chunk, "Letter 40", LETTER)
     assert world.do("search", QUESTION, collection=world.collection, filter={"year": {"$gt": 1900}}) == ()
 

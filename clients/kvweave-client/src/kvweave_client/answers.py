@@ -1,8 +1,8 @@
 """What the service answers, as types. What it says besides is left alone, so that newer services stay readable."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import msgspec
 
@@ -55,6 +55,21 @@ class Relevance(msgspec.Struct, frozen=True):
     found: bool
     best: float
     floor: float
+
+
+class Hits(tuple[Source, ...]):
+    """The passages that a search found, best first. `note` says where none is more than chance brings.
+
+    No `relevance` where nothing was looked for.
+    """
+
+    relevance: Relevance | None
+    note: str
+
+    def __new__(cls, hits: Iterable[Source] = (), *, relevance: Relevance | None = None, note: str = "") -> Self:
+        made = super().__new__(cls, hits)
+        made.relevance, made.note = relevance, note
+        return made
 
 
 class Report(msgspec.Struct, frozen=True):

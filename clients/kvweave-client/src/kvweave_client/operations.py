@@ -21,12 +21,12 @@ from kvweave_client.answers import (
     Document,
     DocumentChunk,
     Health,
+    Hits,
     Job,
     JobItem,
     Model,
     QueryEvent,
     Ranked,
-    Source,
     Stats,
     Touched,
 )
@@ -83,10 +83,14 @@ def stats() -> Operation[Stats]:
     return Operation(Request("GET", path("stats")), of(Stats))
 
 
-def search(query: str, **options: Unpack[SearchOptions]) -> Operation[tuple[Source, ...]]:
-    """The passages that fit best, best first."""
+def search(query: str, **options: Unpack[SearchOptions]) -> Operation[Hits]:
+    """The passages that fit best, best first, with how much the best has to do with the query."""
     request = Request("POST", path("search"), encoded({"query": query, **options}))
-    return Operation(request, lambda raw: of(pages.Hits)(raw).entries)
+    return Operation(request, lambda raw: _hits(of(pages.SearchAnswer)(raw)))
+
+
+def _hits(answer: pages.SearchAnswer) -> Hits:
+    return Hits(answer.hits, relevance=answer.relevance, note=answer.note)
 
 
 def rerank(query: str, **options: Unpack[RerankOptions]) -> Operation[tuple[Ranked, ...]]:

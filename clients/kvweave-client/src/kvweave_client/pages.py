@@ -4,10 +4,29 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 
-from kvweave_client.answers import ChunkState, Collection, Document, DocumentChunk, Job, JobItem, Model, Ranked, Source
+from kvweave_client.answers import (
+    ChunkState,
+    Collection,
+    Document,
+    DocumentChunk,
+    Job,
+    JobItem,
+    Model,
+    Ranked,
+    Relevance,
+    Source,
+)
 from kvweave_client.requests import Cursor, Page
 
 T = TypeVar("T")
+
+
+class SearchAnswer(msgspec.Struct, frozen=True):
+    """The hits of a search, and how much they have to do with the query."""
+
+    hits: tuple[Source, ...]
+    relevance: Relevance | None = None
+    note: str = ""
 
 
 class _Whole(msgspec.Struct, frozen=True):
@@ -21,7 +40,6 @@ def _listed(entries: str, kind: type[T], *, cursor: type[Cursor] | None = None) 
     return cast("type[Page[T]]", msgspec.defstruct(entries, fields, bases=(_Whole,), frozen=True))
 
 
-Hits = _listed("hits", Source)
 Results = _listed("results", Ranked)
 Models = _listed("data", Model)
 Collections = _listed("collections", Collection)
