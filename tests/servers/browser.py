@@ -94,6 +94,8 @@ def browser() -> Iterator[Browser | None]:
         options = {"binary": program, "args": [*QUIET, f"--user-data-dir={folder}/profile"]}
         told = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
         session = client.post("session", json=told).json()["value"]["sessionId"]
-        stack.callback(client.delete, f"session/{session}")
         client.base_url = f"{client.base_url}session/{session}/"
-        yield Browser(client)
+        try:
+            yield Browser(client)
+        finally:
+            client.delete(str(client.base_url).rstrip("/")).raise_for_status()  # or the browser stays
