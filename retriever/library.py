@@ -154,6 +154,13 @@ class Library:
         if serving:
             self._index(serving).maintain(self.catalog)
 
+    def forget_indexes(self) -> None:
+        """Let go of what was made from the catalog, files too, where it may be another one by now."""
+        for index in self._indexes.values():
+            index.forget()
+        for file in self._folder.glob("vectors-*"):
+            file.unlink(missing_ok=True)
+
     def _embedded(
         self,
         documents: Sequence[Document],

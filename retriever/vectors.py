@@ -89,6 +89,11 @@ class VectorIndex:
                 self._file.write(self._nearest, asdict(self._seen))
                 self._saved = self._seen
 
+    def forget(self) -> None:
+        """Let go of all that is known of a catalog."""
+        with self._guard:
+            self._nearest, self._seen, self._saved = Nearest.flat(self._dim), None, None
+
     def _catch_up(self, view: CatalogView, state: CatalogState) -> None:
         if self._seen is None or self._seen.catalog != state.catalog:
             self._load(state)

@@ -37,6 +37,7 @@ class SqliteCatalog:
         self._writing = threading.Lock()
         self._postings = Postings()
         self._closed = False
+        self._file: tuple[int, int] | None = None
         self._anew_from = 0.0  # when it may be written anew, by the monotonic clock
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._open()
@@ -48,6 +49,7 @@ class SqliteCatalog:
             connection.close()
             raise
         self._free.append(connection)
+        self._file = _file(path)
 
     @contextmanager
     def view(self) -> Generator[CatalogView]:
@@ -116,6 +118,8 @@ class SqliteCatalog:
             connection.close()
 
     def _take(self) -> SqliteConnection:
+        if self._file and _file(self._path) != self._file:  # its connections go on with the one that was there
+            raise CatalogError(f"the catalog {self._path} is another file than before: start the service again")
         with self._guard:
             if self._closed:
                 raise CatalogError(f"the catalog {self._path} is closed")
@@ -139,3 +143,12 @@ class SqliteCatalog:
             connection = open_ahead(self._path, wait_s=WAIT_S)
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             return connection
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    """Which file bears the name; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

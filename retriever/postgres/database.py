@@ -6,9 +6,10 @@ names neither the server nor the user, as whoever asked may be told of it.
 
 import logging
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, LiteralString, TypeAlias, cast
+from weakref import WeakSet
 
 import psycopg
 from psycopg import Connection
@@ -54,6 +55,10 @@ _NO_ANSWER: Final = "the database does not answer: look after PostgreSQL, and as
 Pool: TypeAlias = "ConnectionPool[Connection[TupleRow]]"
 
 
+class AnotherDatabase(CatalogError):
+    """Raised where a new connection leads to another database than those before it, or to an older state of it."""
+
+
 class PostgresDatabase:
     """A pool of connections to one database. Safe for threads."""
 
@@ -63,6 +68,8 @@ class PostgresDatabase:
         self._conninfo = _completed(url, application_name=self.name)
         self._watch = Watch()
         self._fence: LiteralString = ""
+        self._proof: Callable[[], str] | None = None
+        self._proven: WeakSet[Connection[TupleRow]] = WeakSet()
         with explained(first=True):
             with psycopg.connect(self._conninfo, autocommit=True) as probe:
                 _check(probe)
@@ -124,8 +131,12 @@ class PostgresDatabase:
 
     def fence_by_row(self, key: int, row: int) -> None:
         """Let changes happen only while this row stands among the replicas, and nobody has the lock `key`, 2 alone."""
-        held = f"SELECT 1 / count(*) FROM kvweave.replicas WHERE row = {row}"
+        held = f"SELECT 1 / count(*) FROM kvweave.replicas WHERE row = {row} AND name = '{self.name}'"
         self._fence = cast(LiteralString, f"SELECT pg_advisory_xact_lock_shared({key}, 2); {held};")
+
+    def prove_by(self, proof: Callable[[], str] | None) -> None:
+        """Use only connections on which this statement finds something: others lead to another database."""
+        self._proof, self._proven = proof, WeakSet()
 
     @contextmanager
     def session(self) -> Generator["Connection[TupleRow]"]:
@@ -164,7 +175,25 @@ class PostgresDatabase:
         raise CatalogError(_NO_ANSWER)
 
     def _take(self) -> "Connection[TupleRow]":
-        return self._pool.getconn()
+        raw = self._pool.getconn()
+        proof, proven = self._proof, self._proven
+        if proof and raw not in proven:
+            if not self._is_proven(raw, cast(LiteralString, proof())):
+                raw.close()
+                self._pool.putconn(raw)
+                raise AnotherDatabase("the database is another one than before: ask again when its indexes are made")
+            proven.add(raw)
+        return raw
+
+    def _is_proven(self, raw: "Connection[TupleRow]", proof: LiteralString) -> bool:
+        try:
+            with self._watch.answering(raw):
+                return raw.execute(proof).fetchone() is not None
+        except psycopg.errors.UndefinedTable:
+            return False
+        except psycopg.Error:
+            self._give(raw)
+            raise
 
     def _give(self, raw: "Connection[TupleRow]") -> None:
         """Takes a connection back; what was not committed is undone."""

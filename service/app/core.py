@@ -216,7 +216,7 @@ class Core:
         self.metrics.watch_engine(tenants.model.engine.load)
         ingest.start()
         tenants.libraries.begin(tenants.serving, then=ingest.wake_all)
-        self.truth.peers.follow(Follower(tenants.learn, ingest.wake, ingest.resting))
+        self.truth.peers.follow(Follower(tenants.learn, ingest.wake, ingest.resting, tenants.forget))
         self._working = _Working(tenants, ingest, pipeline)
         model = tenants.model
         log.info("ready", extra=fields(model=self.model_name, window=model.window, codec=model.codec))

@@ -256,6 +256,7 @@ class Tenants:
         self._names = truth.tenants
         self.libraries = libraries
         self._open: dict[str, Tenant] = {}
+        self._are_anew = False  # what files have of the catalogs is not of these
         self._opening: defaultdict[str, Lock] = defaultdict(Lock)
         self._lock = Lock()
 
@@ -274,6 +275,8 @@ class Tenants:
 
     def _made(self, name: str) -> Tenant:
         library = self.libraries.open(name)
+        if self._are_anew:
+            library.forget_indexes()
         captures = ChunkCaptures(name, library.catalog, model=self.model, control=self.control)
         caches = ChunkCaches(name, library.catalog, store=self.store, captures=captures, control=self.control)
         return Tenant(name, library, caches=caches, store=self.store, peers=self.peers)
@@ -287,6 +290,15 @@ class Tenants:
         for name in [each.name for each in self.opened()] if names is None else names:
             self.model.let_go(name)
         self.store.learn_deletions(names)
+
+    def forget(self) -> None:
+        """Opens all tenants anew, without what was made of their catalogs: these may be others."""
+        self.control.forget()
+        with self._lock:
+            gone, self._open, self._are_anew = list(self._open.values()), {}, True
+        for tenant in gone:
+            tenant.catalog.close()
+            tenant.library.forget_indexes()
 
     def opened(self) -> Iterator[Tenant]:
         """The tenants that are in use."""

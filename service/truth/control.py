@@ -106,6 +106,10 @@ class Control:
         self._store: ControlStore = ControlFile(place) if isinstance(place, Path) else place
         self._known = _Known(-1)
 
+    def forget(self) -> None:
+        """Let go of what was read: the database may be another one, of the same version."""
+        self._known = _Known(-1)
+
     def create_key(
         self, tenant: str, role: Role, *, bound: Json | None = None, per_minute: int | None = None, note: str = ""
     ) -> tuple[KeyEntry, str]:

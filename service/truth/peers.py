@@ -15,6 +15,7 @@ class Follower:
     learn: Callable[[Collection[str] | None], None]  # forget what was deleted of these tenants, or of all
     wake: Callable[[str], None]  # look whether there is work for a tenant
     resting: Callable[[], AbstractContextManager[None]]  # work on nothing while the block runs
+    forget: Callable[[], None]  # let go of what was made of the truth, which may be another one
 
 
 class Peers:

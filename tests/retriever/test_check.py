@@ -10,7 +10,7 @@ from retriever.catalog.check import CatalogReport, check_catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
 from retriever.errors import CatalogError
-from tests.retriever.catalogs import document, names, put
+from tests.retriever.catalogs import document, names, put, texts
 
 
 @pytest.fixture
@@ -112,3 +112,16 @@ def test_damaged_pages_are_said(path: Path, catalog: SqliteCatalog) -> None:
         file.write(bytes(16))
     with pytest.raises(CatalogError, match="restore it from a backup"):
         check_catalog(path)
+
+
+def test_a_file_in_the_place_of_another_is_said_and_not_mixed_with_it(tmp_path: Path) -> None:
+    """Open connections go on with the one that was there, new ones would read the other."""
+    other = SqliteCatalog(tmp_path / "other.sqlite")
+    put(other, document("b", "river"))
+    other.close()
+    catalog = SqliteCatalog(tmp_path / "catalog.sqlite")
+    put(catalog, document("a", "cedar"))
+    (tmp_path / "other.sqlite").replace(tmp_path / "catalog.sqlite")
+    with pytest.raises(CatalogError, match="start the service again"):
+        texts(catalog, "a")
+    catalog.close()

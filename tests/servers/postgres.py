@@ -71,13 +71,28 @@ class PostgresServer:
             self._process.wait()
             self._process = None
 
-    def database(self) -> str:
-        """The address of a new database, and of a user who is no superuser and owns it."""
+    def database(self, *, beside: str = "") -> str:
+        """The address of a new database, and of a user who is no superuser and owns it, and maybe another."""
         name = f"kv_{uuid4().hex[:12]}"
+        user = beside.rpartition("/")[2] or name
         with closing(psycopg.connect(self._url("postgres", "postgres"), autocommit=True)) as connection:
-            connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{SECRET}'")  # pyright: ignore
-            connection.execute(f"CREATE DATABASE {name} OWNER {name}")  # pyright: ignore
-        return f"postgresql://{name}:{SECRET}@127.0.0.1:{self.port}/{name}"
+            if user == name:
+                connection.execute(f"CREATE ROLE {user} LOGIN PASSWORD '{SECRET}'")  # pyright: ignore
+            connection.execute(f"CREATE DATABASE {name} OWNER {user}")  # pyright: ignore
+        return f"postgresql://{user}:{SECRET}@127.0.0.1:{self.port}/{name}"
+
+    def exchange(self, url: str, other: str) -> None:
+        """Gives each of two databases the other's name, as a restore does; all connections to them end."""
+        one, two = (each.rpartition("/")[2] for each in (url, other))
+        end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname IN (%s, %s)"
+        with closing(psycopg.connect(self._url("postgres", "postgres"), autocommit=True)) as connection:
+            for name in (one, two):
+                connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")  # pyright: ignore
+            connection.execute(end, (one, two))
+            for name, new in ((one, "between"), (two, one), ("between", two)):
+                connection.execute(f"ALTER DATABASE {name} RENAME TO {new}")  # pyright: ignore
+            for name in (one, two):
+                connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")  # pyright: ignore
 
     def run(self, program: str, url: str, *words: str) -> None:
         """Runs one of PostgreSQL's own programs on a database."""

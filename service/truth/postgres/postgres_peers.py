@@ -32,6 +32,7 @@ PASSING_S: Final = 10.0  # how long a delete waits for the others
 _LOOK_S: Final = 0.02
 _SWEPT: Final = "; UPDATE version SET value = value + 1; SELECT pg_notify('kvweave', '')"
 _LOCKS: Final = 1802925925  # precompute's have the number before
+_TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"  # another one where a standby took over
 _COUNT: Final = f"""
 WITH clock AS (SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION) AS now),
 gone AS (DELETE FROM asked USING clock WHERE key = ?1 AND (at <= now - {WINDOW_S} OR at > now + 1)),
@@ -60,6 +61,8 @@ class PostgresPeers(Peers):
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
         self.row = 0
+        self._beats = 0  # that the database has acknowledged
+        self._timeline = ""
 
     def passed(self, tenant: str) -> bool:
         try:
@@ -127,21 +130,32 @@ class PostgresPeers(Peers):
     def register(self, store: str) -> int:
         """Makes this process one of the services. Returns the number up to which it has to learn all itself."""
         with self._database.connection() as connection:
-            row, number = connection.execute(
+            connection.execute("DELETE FROM replicas WHERE name = ?", (self._database.name,))  # in a copy
+            row, number, timeline = connection.execute(
                 "INSERT INTO replicas (name, store, beat, passed) "
-                "VALUES (?, ?, 0, coalesce((SELECT max(number) FROM sweeps), 0)) RETURNING row, passed",
+                f"VALUES (?, ?, 0, coalesce((SELECT max(number) FROM sweeps), 0)) RETURNING row, passed, {_TIMELINE}",
                 (self._database.name, store),
             ).fetchone()
-        self.row = row
+        self.row, self._beats, self._timeline = row, 0, timeline
         return number
 
+    def _proof(self) -> str:
+        """What finds this service where the database is what it was: in a copy it has told fewer signs of life."""
+        return f"SELECT 1 FROM kvweave.replicas WHERE {self._same()}"
+
+    def _same(self) -> str:
+        told = f"row = {self.row} AND name = '{self._database.name}' AND beat >= {self._beats}"
+        return f"{told} AND {_TIMELINE} = '{self._timeline}'"
+
     def beat(self, passed: int) -> bool:
-        """Tells that this service lives, and what it has learned. False where it was given up."""
+        """Tells that this service lives, and what it has learned. False where it was given up, or the database is
+        another one.
+        """
         with self._database.connection() as connection:
-            found = connection.execute(
-                "UPDATE replicas SET beat = beat + 1, passed = ? WHERE row = ? RETURNING row", (passed, self.row)
-            )
-            return found.fetchone() is not None
+            beat = f"UPDATE replicas SET beat = beat + 1, passed = ? WHERE {self._same()} RETURNING beat"
+            found = connection.execute(beat, (passed,)).fetchone()
+        self._beats = max(self._beats, found[0] if found else 0)
+        return found is not None
 
     def swept_after(self, number: int) -> dict[str, int]:
         """The tenants of which something was deleted since, and the number of the last delete of each."""

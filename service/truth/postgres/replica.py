@@ -12,9 +12,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Final
 
+from psycopg.errors import UndefinedTable
+
 from retriever.errors import CatalogError
 from retriever.postgres.connection import Session
-from retriever.postgres.database import PostgresDatabase
+from retriever.postgres.database import AnotherDatabase, PostgresDatabase
 from service.errors import AccessError
 from service.telemetry.logs import fields
 from service.truth.peers import Follower
@@ -106,6 +108,9 @@ class Replica(PostgresPeers):
         sent = now()
         self._learned = self.register(self._store)
         self._database.fence_by_row(KEY, self.row)
+        self._database.prove_by(self._proof)
+        if self._follower is not None:
+            self._follower.forget()
         self._until = sent + LEASE_S
 
     def _share(self) -> None:
@@ -130,7 +135,7 @@ class Replica(PostgresPeers):
         while not self._closed.wait(EVERY_S):
             try:
                 self._beat()
-            except CatalogError:
+            except (CatalogError, UndefinedTable):
                 continue
             except AccessError as error:
                 log.error("this service stops", extra=fields(reason=str(error)))
@@ -141,10 +146,14 @@ class Replica(PostgresPeers):
         sent = now()
         if sent > self._until:
             self._lapse()
-        self._share()
-        if not self.beat(self._learned):
+        try:
+            is_known = self.beat(self._learned)
+        except AnotherDatabase:
+            is_known = False
+        if not is_known:
             self._come_back()
             return
+        self._share()
         self._until = sent + LEASE_S
         if self._give_up_others() or sent - self._looked > WORK_S:
             self._look_for_work()
@@ -152,12 +161,18 @@ class Replica(PostgresPeers):
             self._news.set()
 
     def _come_back(self) -> None:
-        """Is a service again, after others have given this one up; nothing that it began goes on."""
-        log.warning("the other services have given this one up: it catches up")
+        """Is a service again, after others have given this one up, or of another database; nothing that it began goes
+        on, and what it made of the database is made anew.
+        """
+        log.warning("the other services have given this one up, or the database is another one: it catches up")
         with ExitStack() as stack:
             if self._follower:
                 stack.enter_context(self._follower.resting())
+            self._until = 0.0
             self._lapse()
+            self._database.prove_by(None)
+            self._let_go_of_session()
+            self._raw = None
             self._begin()
 
     def _give_up_others(self) -> bool:
@@ -205,7 +220,7 @@ class Replica(PostgresPeers):
     def _learn_once(self) -> bool:
         try:
             self._catch_up()
-        except (CatalogError, StoreError) as error:
+        except (CatalogError, StoreError, UndefinedTable) as error:
             log.warning("what other services deleted cannot be learned yet", extra=fields(reason=str(error)))
             return False
         return True

@@ -76,6 +76,6 @@ def test_one_that_begins_to_serve_keeps_its_lease(tmp_path: Path, url: str) -> N
     with closing(PostgresTruth(url, tmp_path)) as truth, truth.serve(print):
         lease = truth.peers.lease()
         assert lease is not None
-        truth.peers.follow(Follower(learned.append, print, nullcontext))
+        truth.peers.follow(Follower(learned.append, print, nullcontext, print))
         assert truth.peers.lease() == lease
         assert learned[0] is None

@@ -182,6 +182,37 @@ def test_a_deleted_text_leaves_the_files_though_services_look_for_work_all_the_t
         assert found(client, "swan") == ["wan"]
 
 
+def test_a_service_whose_database_became_another_one_answers_of_that_one(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """An older copy of the database takes its place; what is put then has the numbers of what the copy has not."""
+    url, dump = postgres.database(), tmp_path / "kvweave.dump"
+    other = postgres.database(beside=url)
+    texts = {word: f"{TEXT} And {word} {'whistles ' * 40}{word} in the evening." for word in ("swan", "heron", "crane")}
+
+    def put(client: httpx.Client, word: str) -> None:
+        put_in(client, [{"id": word, "text": texts[word]}])
+
+    def recognised(client: httpx.Client, word: str) -> int:
+        told = {"model": "default", "messages": [{"role": "user", "content": texts[word]}], "max_tokens": 1}
+        answer = in_the_end(lambda: client.post("/v1/chat/completions", json=told))
+        return len(answer["kvweave"]["report"]["chunks"])
+
+    with in_process(settings_in(tmp_path, data=f"{url}#{tmp_path}/data")) as served, served.client() as client:
+        put(client, "swan")
+        postgres.run("pg_dump", url, "--format=custom", "--no-owner", f"--file={dump}")
+        postgres.run("pg_restore", other, "--no-owner", "--exit-on-error", str(dump))
+        put(client, "heron")
+        good(client.delete("/v1/documents/swan"))
+        assert (recognised(client, "heron"), recognised(client, "swan")) == (1, 0)
+        lease = served.core.lease()
+        postgres.exchange(url, other)
+        wait_for(lambda: served.core.lease() not in (lease, None), "it is a service of the other")
+        put(client, "crane")
+        assert [recognised(client, word) for word in ("swan", "heron", "crane")] == [1, 0, 1]
+        assert found(client, "heron whistles crane") == ["crane", "swan"]
+
+
 def test_what_postgresqls_own_tools_back_up_serves_again(postgres: PostgresServer, tmp_path: Path) -> None:
     """Into another database, with the store as it was, and with an empty one: answers are the same."""
     url, other, dump = postgres.database(), postgres.database(), tmp_path / "kvweave.dump"
