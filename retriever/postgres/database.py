@@ -55,6 +55,9 @@ _NO_ANSWER: Final = "the database does not answer: look after PostgreSQL, and as
 Pool: TypeAlias = "ConnectionPool[Connection[TupleRow]]"
 
 
+NoTables = psycopg.errors.UndefinedTable  # raised where a database is empty, or just being restored
+
+
 class AnotherDatabase(CatalogError):
     """Raised where a new connection leads to another database than those before it, or to an older state of it."""
 
@@ -189,7 +192,7 @@ class PostgresDatabase:
         try:
             with self._watch.answering(raw):
                 return raw.execute(proof).fetchone() is not None
-        except psycopg.errors.UndefinedTable:
+        except NoTables:
             return False
         except psycopg.Error:
             self._give(raw)

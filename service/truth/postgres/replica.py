@@ -12,11 +12,9 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Final
 
-from psycopg.errors import UndefinedTable
-
 from retriever.errors import CatalogError
 from retriever.postgres.connection import Session
-from retriever.postgres.database import AnotherDatabase, PostgresDatabase
+from retriever.postgres.database import AnotherDatabase, NoTables, PostgresDatabase
 from service.errors import AccessError
 from service.telemetry.logs import fields
 from service.truth.peers import Follower
@@ -135,7 +133,7 @@ class Replica(PostgresPeers):
         while not self._closed.wait(EVERY_S):
             try:
                 self._beat()
-            except (CatalogError, UndefinedTable):
+            except (CatalogError, NoTables):
                 continue
             except AccessError as error:
                 log.error("this service stops", extra=fields(reason=str(error)))
@@ -220,7 +218,7 @@ class Replica(PostgresPeers):
     def _learn_once(self) -> bool:
         try:
             self._catch_up()
-        except (CatalogError, StoreError, UndefinedTable) as error:
+        except (CatalogError, StoreError, NoTables) as error:
             log.warning("what other services deleted cannot be learned yet", extra=fields(reason=str(error)))
             return False
         return True
