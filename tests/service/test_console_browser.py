@@ -26,7 +26,7 @@ for (const element of document.body.querySelectorAll("*")) {
     const range = document.createRange();
     range.selectNode(node);
     for (let {left, top, right, bottom} of range.getClientRects()) {
-      for (let frame = element.parentElement; frame; frame = frame.parentElement) {
+      for (let frame = isField ? element.parentElement : element; frame; frame = frame.parentElement) {
         const {overflow, clipPath} = getComputedStyle(frame);
         if (clipPath !== "none") right = left; // for readers aloud
         if (overflow === "visible") continue;
@@ -180,6 +180,16 @@ def test_a_running_job_is_there_after_a_reload_and_so_is_another_clients(page: B
         for name in ("mine", "theirs"):
             seen(page, "#jobs li:not(:has(button:not([hidden])))", having=name)
             seen(page, "#list-rows", having=name)
+
+
+def test_figures_and_a_document_with_its_chunks_are_shown(page: Browser, service: Inside) -> None:
+    page.open(f"{service.base_url}/?figures#stats")
+    seen(page, "#stats-body", having="The store, tier by tier")
+    check_boxes(page)
+    page.open(f"{service.base_url}/?one#documents/sample")
+    seen(page, ".chunks li", having=PASSAGES[0].text)
+    page.run("document.querySelectorAll('.chunks details').forEach((each) => { each.open = true })")
+    check_boxes(page)
 
 
 def test_a_collections_rules_for_what_is_not_found_are_shown_and_changed(page: Browser, service: Inside) -> None:
