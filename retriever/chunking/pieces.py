@@ -35,6 +35,8 @@ _ABBREVIATION = re.compile(
     r"(?:\b(?:[^\W\d_]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|cf|No|Fig|Eq|Sec|Vol|pp|approx|ca|Nr|bzw|Abs)|e\.g|i\.e|z\.B)$"
 )
 _LONGEST_ABBREVIATION = 8
+_WORD = re.compile(r"\w")
+STRETCH = 1 << 17  # characters, some milliseconds
 
 
 def pieces(text: str) -> Iterator[TextPiece]:
@@ -52,11 +54,21 @@ def _of_block(text: str, block: TextBlock, *, end: int) -> Iterator[TextPiece]:
     if block.is_solid:
         yield TextPiece(start, end, level, Kind.SOLID)
         return
-    for match in _SENTENCE.finditer(text, start, end):
+    for match in _signs(text, start, end=end):
         if match.end() < end and not _is_abbreviation(text, match):
             yield TextPiece(start, match.end(), level, Kind.SENTENCE)
             start, level = match.end(), BorderLevel.SENTENCE
     yield TextPiece(start, end, level, Kind.SENTENCE)
+
+
+def _signs(text: str, start: int, *, end: int) -> Iterator[re.Match[str]]:
+    """What ends sentences, looked for in one stretch after the other: a search lets no other thread run."""
+    while start < end:
+        stop = min(start + STRETCH, end)
+        word = _WORD.search(text, stop, min(stop + STRETCH, end))  # which no match goes across
+        stop = word.end() if word else min(stop + STRETCH, end)
+        yield from _SENTENCE.finditer(text, start, stop)
+        start = stop
 
 
 def _is_abbreviation(text: str, sign: re.Match[str]) -> bool:

@@ -1,8 +1,9 @@
 """Facts of the chunker: nothing is lost, budgets hold, blocks stay whole, and an edit changes few chunks."""
 
 import random
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from retriever.chunking import Counter, CutRules, count_words, cut
+from retriever.chunking import Counter, CutRules, count_words, cut, pieces
 from retriever.documents import PageStart
 from service.builtin import CHECKPOINT
 
@@ -311,3 +312,32 @@ def test_rules_and_counters_that_make_no_sense_are_refused() -> None:
         CutRules(0)
     with pytest.raises(ValueError, match="answered 1"):
         cut("One. Two. Three.", CutRules(1), count=lambda texts: [1])
+
+
+@pytest.mark.parametrize("sign", ["a", "1", " ", "\n", "#", ".", "。", "一"])
+def test_no_search_and_no_counter_sees_an_endless_stretch_at_once(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either lets no other thread run until it has seen all that it was given."""
+    seen: list[int] = []
+
+    class Watched:
+        def finditer(self, text: str, start: int, end: int) -> Iterator[re.Match[str]]:
+            seen.append(end - start)
+            return sentence.finditer(text, start, end)
+
+    def count(texts: Sequence[str]) -> list[int]:
+        seen.extend(map(len, texts))
+        return count_bytes(texts)
+
+    sentence = pieces._SENTENCE
+    monkeypatch.setattr(pieces, "_SENTENCE", Watched())
+    text = f"Before. {sign * 1_000_000} behind."
+    assert "".join(part.text for part in cut(text, CutRules(256), count=count)) == text
+    assert max(seen) <= 2 * pieces.STRETCH
+
+
+@given(TEXTS)
+def test_sentences_are_the_same_in_whatever_stretches_they_are_looked_for(text: str) -> None:
+    whole = [*pieces.pieces(text)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "STRETCH", 100)  # longer than any run of signs
+        assert [*pieces.pieces(text)] == whole
