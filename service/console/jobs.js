@@ -21,7 +21,7 @@ export async function listJobs() {
     const { jobs } = await get(`v1/jobs?limit=${LOOKED_AT}`);
     const shown = jobs.filter(({ id, status }, number) => number < SHOWN || status === "running" || entries.has(id));
     await Promise.all(shown.reverse().map((job) => entryOf(job).show(job)));
-    at("no-jobs").textContent = entries.size ? "" : "None yet.";
+    at("no-jobs").textContent = entries.size ? sentence(jobs[0]?.search_waits ?? "") : "None yet.";
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     at("no-jobs").textContent = error.status === 403 ? "This key is not told of jobs." : error.message;
@@ -118,7 +118,10 @@ class JobEntry {
 }
 
 // As far as a job tells of itself, not of its catalog.
-const isSame = (one, other) => JSON.stringify({ ...one, change: "" }) === JSON.stringify({ ...other, change: "" });
+const ofItself = (job) => JSON.stringify({ ...job, change: "", search_waits: "" });
+const isSame = (one, other) => ofItself(one) === ofItself(other);
+
+const sentence = (words) => (words ? `Search by meaning waits: ${words}.` : "");
 
 // Did it fail, or was it read in part?
 const isTold = ({ state, file, detail }) => state === "failed" || Boolean(file && detail);
