@@ -1,6 +1,7 @@
 """Chromium without a window, driven over WebDriver as the W3C has it: no library, no network beyond loopback."""
 
 import base64
+import os
 import shutil
 import subprocess
 import tempfile
@@ -80,7 +81,9 @@ def browser() -> Iterator[Browser | None]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvweave-browser-", ignore_cleanup_errors=True))
         port = free_port()
-        process = subprocess.Popen([driver, f"--port={port}", f"--log-path={folder}/log"], stdout=subprocess.DEVNULL)
+        command = [driver, f"--port={port}", f"--log-path={folder}/log"]
+        own = {**os.environ, "HOME": folder, "XDG_CONFIG_HOME": folder}  # or it leaves reports of crashes in the user's
+        process = subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL)
         stack.callback(process.wait)
         stack.callback(process.terminate)
         client = stack.enter_context(
