@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder, FuseReport
@@ -14,6 +14,8 @@ from blend.fuse.prompt import Prompt
 from blend.run.context import Context
 from store.fingerprint import Fingerprint
 from store.record import Record
+
+T = TypeVar("T")
 
 Finish = Literal["stop", "length", "tool_calls", "cancelled"]
 
@@ -179,6 +181,12 @@ class Engine(Protocol):
 
         `before`: the ids between the prefix and each chunk; without it there are none. Those of several payers take
         turns, by weight as requests do.
+        """
+        ...
+
+    def compute(self, parts: Sequence[Callable[[], T]], *, payer: str = "") -> Future[list[T]]:
+        """Compute what is no pass of the model in turns with captures, by the same rules. A request waits for no more
+        than one of the parts. Raises Busy where the engine is closing.
         """
         ...
 

@@ -6,7 +6,6 @@ them pass between their layers, until captures have had too small a share of the
 """
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from blend.engine.answer_builder import AnswerBuilder, QueuedRequest
 from blend.engine.engine import EngineRequest, Event, Failed, PayerLoad, Ready
 from blend.engine.fair_queue import FairQueue, StepShares
 from blend.engine.kv_budget import KvBudget
-from blend.engine.queued_capture import QueuedCapture
+from blend.engine.queued_turns import PassPace, QueuedTurns, T, Turns, one_by_one
 from blend.errors import Busy, Late, PromptError
 from blend.fuse.fuse import fuse
 from blend.fuse.policy import check_runs
@@ -36,7 +35,7 @@ from store.record import Record
 
 log = logging.getLogger(__name__)
 
-TURN_S = 0.25  # of a capture: then it is the turn of the payer whose captures had the least
+TURN_S = 0.25  # of a capture, or other work: then it is the turn of the payer whose captures had the least
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +72,13 @@ class LocalEngine:
         self._readers = Readers()
         self._changed = Condition()
         self._waiting = FairQueue[QueuedRequest](self.limits.weights)
-        self._captures = FairQueue[QueuedCapture](self.limits.weights, left=lambda job: len(job.left))
+        self._captures = FairQueue[Turns](self.limits.weights, left=lambda job: len(job.left))
         self._closing = False
         self._running: list[AnswerBuilder] = []
         self._owed_s = 0.0  # to captures; under zero they had more than their share
-        self._capturing: QueuedCapture | None = None
+        self._capturing: Turns | None = None
         self._captured_s = 0.0  # by all captures together
-        self._pass_s = math.inf  # of a capture, lately
+        self._capture_pace, self._other_pace = PassPace(), PassPace()
         self._slice_began = self._fuse_began = 0.0  # when the capture, or the fuse, at hand went on
         self._step_shares = StepShares(self.limits.weights)
         self._step_s = self._stepped = 0.0  # what the last step took, and when it ended
@@ -149,8 +148,21 @@ class LocalEngine:
         payer: str = "",
     ) -> Future[list[Record]]:
         """See `Engine.capture`."""
+        before = before or [()] * len(chunks)
+
+        def compute(numbers: Sequence[int]) -> list[Record]:
+            own, behind = ([each[number] for number in numbers] for each in (chunks, before))
+            return capture(self._decoder, prefix, chunks=own, before=behind, hooks=self._capture_hooks)
+
         left = passes(chunks, before, device=self._decoder.device)
-        job = QueuedCapture(payer, prefix, chunks, before or [()] * len(chunks), left)
+        return self._queued(QueuedTurns(payer, left, compute, self._capture_pace))
+
+    def compute(self, parts: Sequence[Callable[[], T]], *, payer: str = "") -> Future[list[T]]:
+        """See `Engine.compute`."""
+        left = [(number,) for number in range(len(parts))]
+        return self._queued(QueuedTurns(payer, left, one_by_one(parts, self._let_requests), self._other_pace))
+
+    def _queued(self, job: QueuedTurns[T]) -> Future[list[T]]:
         with self._changed:
             if self._closing:
                 raise Busy("the engine is closing and takes nothing more")
@@ -335,30 +347,23 @@ class LocalEngine:
                 log.info("request failed", exc_info=error)
                 answer.queued.tell(Failed(error))
 
-    def _run_capture(self, job: QueuedCapture) -> None:
-        """Computes so many passes of a capture as its turn has time for; what is left waits for the next one."""
+    def _run_capture(self, job: Turns) -> None:
+        """Computes so many passes of a job as its turn has time for; what is left waits for the next one."""
         if not job.may_run():
             return
-        turn = job.left[: max(1, int(TURN_S / self._pass_s))]
-        numbers, before = [number for each in turn for number in each], self._captured_s
+        before, done = self._captured_s, 0
         self._slice_began, self._capturing = time.perf_counter(), job
         try:
-            chunks, own = [job.chunks[each] for each in numbers], [job.before[each] for each in numbers]
-            found = capture(self._decoder, job.prefix, chunks=chunks, before=own, hooks=self._capture_hooks)
+            done = job.run(TURN_S)
         except Exception as error:
             job.left.clear()
             job.result.set_exception(error)
-        else:
-            del job.left[: len(turn)]
-            job.records |= zip(numbers, found, strict=True)
-            if not job.left:
-                job.result.set_result([job.records[each] for each in range(len(job.chunks))])
         finally:
             self._hold(0)
             self._capturing = None
             had = self._captured_s - before
-            if turn and job.records:
-                self._pass_s = had / len(turn)
+            if done:
+                job.pace.pass_s = had / done
             with self._changed:
                 self._captures.spend(job.payer, had)
                 if job.left:

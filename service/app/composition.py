@@ -13,6 +13,7 @@ from huggingface_hub.utils import disable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 from blend.adopt.load import LoadedModel, device_named, load
+from blend.engine.engine import Engine
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import check_runs
@@ -29,6 +30,7 @@ from service.builtin import CHECKPOINT
 from service.documents.checked_model import checked_model
 from service.documents.libraries import Libraries
 from service.documents.tenants import Tenants
+from service.documents.turn_taking import TurnTaking
 from service.model.codec_check import check_codec
 from service.model.hub import check_name, hub_checkpoint
 from service.model.kept_speeds import conditions, kept_speeds
@@ -97,11 +99,12 @@ def compose_tenants(
     equipped: Callable[[ServedModel], ServedModel] = lambda model: model,
 ) -> Tenants:
     """What there is to work in once the model is there, which takes a while. `equipped`: the model for who serves."""
-    libraries = _libraries(settings, truth)
+    embedder = None if _comes_late(settings) else compose_embedder(settings)
     truth.bring_points(point_file(settings, "").parent)
     with ExitStack() as stack:
         loaded = compose_served(settings)
         stack.callback(loaded.engine.close)
+        libraries = _libraries(settings, truth, embedder=embedder, engine=loaded.engine)
         model = checked_model(loaded, truth.tenants(), library=libraries.open, store=store, control=control)
         model = equipped(model)
         stack.pop_all()
@@ -165,18 +168,22 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
     )
 
 
-def _libraries(settings: Settings, truth: Truth) -> Libraries:
-    """What opens the libraries of tenants. Their indexes are files of this machine.
+def _comes_late(settings: Settings) -> bool:
+    """Whether the embedder is one of the hub, which no start waits for. Folders and services are there at once."""
+    source = embedder_source(settings)
+    return bool(source) and not Path(source).is_dir()
 
-    An embedder that is a folder or a service is there at once; one of the hub is fetched behind the start.
-    """
+
+def _libraries(settings: Settings, truth: Truth, *, embedder: Embedder | None, engine: Engine) -> Libraries:
+    """What opens the libraries of tenants, with the embedder where it is there. Indexes are files of this machine."""
     source, reranker = embedder_source(settings), _reranker(settings)
-    if source and not Path(source).is_dir():
+    if _comes_late(settings):
         embedders = Embedders(lacks=f"the embedder {source} is being loaded", is_awaited=True)
-    elif settings.embedder == AUTO:
-        embedders = Embedders(lacks="install `kvweave[embedder]`, or name one in the settings")
+    elif embedder:
+        embedders = Embedders(TurnTaking(embedder, engine) if source else embedder)
     else:
-        embedders = Embedders(compose_embedder(settings))
+        remedy = "install `kvweave[embedder]`, or " if settings.embedder == AUTO else ""
+        embedders = Embedders(lacks=f"{remedy}name one in the settings")
 
     def open_library(tenant: str) -> Library:
         folder = settings.data / TENANTS / tenant
@@ -191,7 +198,7 @@ def _libraries(settings: Settings, truth: Truth) -> Libraries:
     def loaded(source: str) -> Embedder:
         embedder = compose_embedder(settings.model_copy(update={"embedder": source}))
         assert embedder is not None, source
-        return embedder
+        return TurnTaking(embedder, engine)
 
     return Libraries(open_library, embedders, source, loaded, settings.data / EMBEDDERS)
 

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppr
 from dataclasses import replace
 from functools import partial
 from threading import Lock, Thread
+from typing import TypeVar
 
 from blend.engine.engine import Done, EngineRequest, Event, Failed, PayerLoad, Ready, Ticket
 from blend.engine.sampling import Sampling
@@ -33,6 +34,8 @@ from service.vllm.vllm_client import ChatPiece, Completion, GeneratedPiece, Gene
 from store.errors import Miss, MissReason
 from store.fingerprint import Fingerprint
 from store.record import Record
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +122,10 @@ class VllmEngine:
     ) -> Future[list[Record]]:
         """See `Engine.capture`."""
         return self._local.capture(prefix, chunks, before=before, payer=payer)
+
+    def compute(self, parts: Sequence[Callable[[], T]], *, payer: str = "") -> Future[list[T]]:
+        """See `Engine.compute`."""
+        return self._local.compute(parts, payer=payer)
 
     def identify(self, fingerprint: Fingerprint) -> None:
         """See `Engine.identify`."""

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import cast
@@ -230,6 +231,26 @@ def test_a_capture_ends_where_requests_never_do() -> None:
             assert len(to.capture(PREFIX, draw(17, *[200] * 20)).result(60)) == 20
         finally:
             stopped.set()
+
+
+def test_a_request_waits_for_one_part_of_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_engine, "TURN_S", 60.0)  # a turn has room for all of it
+    order = list[str]()
+    with engine(ours("llama")) as to:
+        to.compute([lambda: None]).result(60)  # what a part takes is known then
+
+        def part(number: int) -> int:
+            if number == 1:
+                to.submit(EngineRequest(PLAIN, GREEDY), lambda event: order.append(type(event).__name__))
+            order.append(str(number))
+            return number
+
+        assert to.compute([partial(part, number) for number in range(4)]).result(60) == [0, 1, 2, 3]
+        failed = to.compute([lambda: 1 // 0, lambda: 1])
+        with pytest.raises(ZeroDivisionError):
+            failed.result(60)
+        assert to.compute([lambda: 7]).result(60) == [7], "others go on"
+    assert order[:3] == ["0", "1", "Ready"]
 
 
 def test_captures_of_several_take_turns_and_short_ones_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
