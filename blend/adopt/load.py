@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -30,7 +31,8 @@ from blend.adopt.disagreement import disagreement
 from blend.adopt.in_float32 import in_float32
 from blend.adopt.refusals import TOKENS, refuse_moving_angles, refuse_other_sight, refuse_structure
 from blend.capture.capture import VERSION
-from blend.errors import TokenizerError, UnsupportedModel
+from blend.engine.sampling import Sampling
+from blend.errors import SamplingError, TokenizerError, UnsupportedModel
 from blend.place.torch_placement import DTYPES
 from blend.run.attention import FLEX, kernels
 from blend.run.decoder import Decoder
@@ -51,11 +53,15 @@ MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeErr
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder with its tokenizer. The fingerprint's prefix is empty: each collection fills in its own."""
+    """A decoder with its tokenizer. The fingerprint's prefix is empty: each collection fills in its own.
+
+    `usual`: how its authors have it sample; at a temperature of 1 where they say nothing.
+    """
 
     decoder: Decoder
     tokenizer: Tokenizer
     fingerprint: Fingerprint
+    usual: Sampling
 
 
 def load(
@@ -161,7 +167,27 @@ def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, weights
         prefix="",
         capture=VERSION,
     )
-    return LoadedModel(decoder, wrapped, print_)
+    return LoadedModel(decoder, wrapped, print_, usual_sampling(model.generation_config))
+
+
+def usual_sampling(said: GenerationConfig | None) -> Sampling:
+    """The sampling that a generation config says; none of it where a field is beyond what is served."""
+
+    def of(name: str, default: float) -> float:
+        value = cast(float | None, getattr(said, name, None))
+        return default if value is None else float(value)
+
+    is_greedy = cast(object, getattr(said, "do_sample", None)) is False
+    try:
+        return Sampling(
+            temperature=0.0 if is_greedy else of("temperature", 1.0),
+            top_p=of("top_p", 1.0),
+            top_k=int(of("top_k", 0)),
+            repetition_penalty=of("repetition_penalty", 1.0),
+        )
+    except SamplingError as error:
+        log.warning("the model's generation config is left alone: %s", error)
+        return Sampling(temperature=1.0)
 
 
 @contextmanager

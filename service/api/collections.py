@@ -15,6 +15,7 @@ from service.documents.collection_rules import CollectionRules, check_collection
 from service.documents.fillers import choose
 from service.documents.tenants import SWEEP_S
 from service.errors import Conflict
+from service.model.prompt_builder import SYSTEM
 
 
 class Rules(Strict):
@@ -22,7 +23,10 @@ class Rules(Strict):
 
     chunk_tokens: Whole = Field(256, ge=16, le=4096, description="Tokens of a chunk at most")
     system: str | None = Field(
-        None, max_length=20_000, description="The system prompt that chunks are captured behind; null for kvweave's own"
+        None,
+        max_length=20_000,
+        description="The system prompt of its questions, behind the first of which chunks are captured; null for "
+        "kvweave's own, which stays what it is where the collection had that",
     )
     embedder: str = Field("", max_length=500, description="Its name; empty for the one in the settings")
     search: bool = Field(
@@ -62,7 +66,7 @@ class FillerOut(BaseModel):
 
 
 class CollectionOut(BaseModel):
-    """A collection with its rules. `documents`: how many serve."""
+    """A collection with its rules. `documents`: how many serve. `system` is null for a key with a filter."""
 
     name: str
     chunk_tokens: int
@@ -119,8 +123,11 @@ def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Resp
     by.check_unbound("make or change a whole collection")
     tenant = by.tenant
     with tenant.catalog.view() as view:
-        is_new = view.collection(name) is None
+        found = view.collection(name)
+    is_new = found is None
     kept = CollectionRules(**rules.model_dump(exclude={"filler"}))
+    if kept.system is None and (found is None or CollectionRules.from_json(found.rules).system is not None):
+        kept = replace(kept, system=tenant.model.system)
     by.core.ingest.put_collection(tenant, name, rules=kept)
     if rules.filler is not None:
         _fill_with(by, name, chunks=rules.filler)
@@ -165,10 +172,10 @@ def _shown(by: Caller, view: CatalogView, *, collection: Collection) -> Collecti
     if by.is_bound and not documents:
         return None
     rules = CollectionRules.from_json(collection.rules)
-    if by.is_bound:  # its system prompt may speak of what the key does not see
-        rules = replace(rules, system=None)
     filler = {} if by.is_bound else view.fillers(collection.name)
-    return _body(collection.name, rules, documents=documents, filler=filler)
+    shown = _body(collection.name, rules, documents=documents, filler=filler)
+    # Its system prompt may speak of what the key does not see.
+    return shown.model_copy(update={"system": None}) if by.is_bound else shown
 
 
 def _body(
@@ -178,7 +185,7 @@ def _body(
     return CollectionOut(
         name=name,
         chunk_tokens=rules.chunk_tokens,
-        system=rules.system,
+        system=SYSTEM if rules.system is None else rules.system,
         embedder=rules.embedder,
         search=rules.search,
         in_context=rules.in_context,

@@ -262,5 +262,6 @@ def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -
         if by.is_bound and not is_empty:  # it makes none, and is not told of those in which it sees nothing
             check_collection(view, collection, bound=by.who.bound)
     if not is_there:
-        ingest.put_collection(tenant, collection, rules=CollectionRules(by.core.settings.chunk_tokens))
+        fresh = CollectionRules(by.core.settings.chunk_tokens, tenant.model.system)
+        ingest.put_collection(tenant, collection, rules=fresh)
     return ingest.accept(tenant, uploads, owner=by.who.key_id)

@@ -35,7 +35,7 @@ from service.model.codec_check import check_codec
 from service.model.hub import check_name, hub_checkpoint
 from service.model.kept_speeds import conditions, kept_speeds
 from service.model.pinned_memory import pinned_memory
-from service.model.prompt_builder import PromptBuilder
+from service.model.prompt_builder import GROUNDED, PromptBuilder
 from service.model.served_model import ServedModel
 from service.model.speeds import ModelSpeeds
 from service.settings import AUTO, BUILTIN, ENCODER, NONE, Settings, SettingsError
@@ -165,6 +165,8 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
         window=model.decoder.window,
         vocabulary=model.decoder.vocabulary,
         has_states=has_states,
+        usual=model.usual,
+        system=None if settings.model == BUILTIN else GROUNDED,  # it was taught another, and knows no "not there"
     )
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
-from retriever.catalog.catalog import Catalog
 from service.access.private import write_for_owner_only
 from service.access.spelling import check_spelling
 from service.app.compose_truth import compose_truth
 from service.app.composition import compose_store, compose_tenants
 from service.documents.collection_rules import CollectionRules
 from service.documents.file_group import Target
+from service.documents.tenants import Tenant
 from service.errors import Invalid
 from service.settings import Settings
 
@@ -35,18 +35,18 @@ def open_workspace(
         stack.callback(tenants.close)
         lacks = "" if shard else tenants.libraries.load_now(tenants.serving)
         tenant = tenants.open(name)
-        rules = _rules(tenant.catalog, collection, wanted=chunk_tokens, usual=settings.chunk_tokens)
+        rules = _rules(tenant, collection, wanted=chunk_tokens, usual=settings.chunk_tokens)
         yield Target(tenant, collection, rules, settings.store, lacks)
         if not shard:
             tenant.library.maintain()
 
 
-def _rules(catalog: Catalog, collection: str, *, wanted: int, usual: int) -> CollectionRules:
+def _rules(tenant: Tenant, collection: str, *, wanted: int, usual: int) -> CollectionRules:
     """The rules of the collection, if it is there: all its documents are cut alike, whoever puts them in."""
-    with catalog.view() as view:
+    with tenant.catalog.view() as view:
         found = view.collection(collection)
     if found is None:
-        return CollectionRules(wanted or usual)
+        return CollectionRules(wanted or usual, tenant.model.system)
     rules = CollectionRules.from_json(found.rules)
     if wanted not in (0, rules.chunk_tokens):
         raise Invalid(

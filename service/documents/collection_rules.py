@@ -16,7 +16,8 @@ DEFAULT_COLLECTION = "default"  # of requests that name none: it need not be the
 
 @dataclass(frozen=True, slots=True)
 class CollectionRules:
-    """A collection's rules. `system`: the system prompt that chunks are captured behind; None for the service's own.
+    """A collection's rules. `system`: the system prompt that chunks are captured behind; None for that of prompts where
+    nothing is said, which new collections have of the built-in model alone.
 
     Chunks are captured behind the first one that the collection ever had: another one later misses no chunk.
     `in_context`: whether chunks are captured behind passages of their kind, and what is before them in their document.

@@ -155,7 +155,8 @@ class Ingestion:
 
     def _cut(self, contents: Mapping[int, bytes]) -> Iterator[tuple[int, Document]]:
         """Yields the documents that can be cut; the uploads of the others fail."""
-        fresh, count = CollectionRules(self._chunk_tokens), self._tenant.model.counted
+        model = self._tenant.model
+        fresh, count = CollectionRules(self._chunk_tokens, model.system), model.counted
         rules = kept_rules(self._tenant.catalog, self._collection, fresh=fresh)
         for number, content in contents.items():
             upload = self._live[number]

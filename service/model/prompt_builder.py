@@ -18,6 +18,7 @@ from blend.text.tokenizer import Tokenizer
 from store.record_source import RecordSource
 
 SYSTEM = "Answer the question from the documents."
+GROUNDED = "Answer from the documents alone. If the answer is not in them, say that it is not there."
 ASK = "Question: "
 
 _REMEMBERED = 4096  # texts whose ids are kept: of passages and of templates

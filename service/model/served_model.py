@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blend.engine.engine import Engine
+from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.model.capture_context import ALONE, CaptureContext, ChunkIds, in_context
@@ -30,6 +31,8 @@ class ServedModel:
     """A model that is loaded, and how it is used. The fingerprint's prefix is empty.
 
     `order`: what a request gets that asks for nothing else; with `speeds`, where it is sooner than reading.
+    `system`: the system prompt of new collections; None for the one that prompts have where nothing is said.
+    `usual`: how its authors have it sample.
     `has_states`: it keeps more of a prompt than keys and values, which nobody else can go on with.
     `let_go`: called with a tenant of which something was deleted, before it goes; its prompts may hold it.
     """
@@ -43,6 +46,8 @@ class ServedModel:
     vocabulary: int
     speeds: ModelSpeeds | None = None
     has_states: bool = False
+    system: str | None = None
+    usual: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
     let_go: Callable[[str], None] = _hold_nothing
 
     def prefix(self, rules: Json) -> Ids:

@@ -1,6 +1,6 @@
 """Turns OpenAI's body into what the pipeline is asked. Knows no HTTP and no answer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from blend.engine.sampling import LogitsProcessor, Sampling
@@ -25,6 +25,7 @@ class Defaults:
     order: BlendOrder
     top_k: int
     has_generator: bool = False
+    usual: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
 
 
 def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, defaults: Defaults) -> AnswerRequest:
@@ -37,7 +38,7 @@ def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, de
         chunk_ids=tuple(request.chunk_ids or ()),
         documents=tuple(RequestDocument(each.text, each.title, each.id) for each in request.documents or ()),
         order=EXACT if request.has_tools else _order(request, defaults.order),
-        sampling=_sampling(request),
+        sampling=_sampling(request, defaults.usual),
         grammar=_grammar(request),
         asks=False,
         inline=True,
@@ -93,13 +94,15 @@ def _order(request: ChatRequest, default: BlendOrder) -> BlendOrder | None:
     return wanted.over(default)
 
 
-def _sampling(request: ChatRequest) -> Sampling:
+def _sampling(request: ChatRequest, usual: Sampling) -> Sampling:
+    """What the request says; where it says nothing, what the model's authors do."""
     stop = [request.stop] if isinstance(request.stop, str) else request.stop
-    return Sampling(
+    return replace(
+        usual,
         choices=_choices(request),
         max_tokens=request.max_completion_tokens or request.max_tokens or MOST_TOKENS,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else max(request.top_p, SMALLEST),
+        temperature=usual.temperature if request.temperature is None else request.temperature,
+        top_p=usual.top_p if request.top_p is None else max(request.top_p, SMALLEST),
         seed=request.seed,
         stop=tuple(stop or ()),
         logprobs=_logprobs(request),

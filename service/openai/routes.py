@@ -93,7 +93,8 @@ async def _complete(
     _check(core, body.model)
     number = request_id_of(request.scope) or secrets.token_hex(12)
     envelope = Envelope(f"chatcmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model_name))
-    defaults = Defaults(core.order, core.settings.top_k, has_generator=core.settings.generator is not None)
+    has_generator, usual = core.settings.generator is not None, core.model.usual
+    defaults = Defaults(core.order, core.settings.top_k, has_generator=has_generator, usual=usual)
     ask = replace(to_answer_request(body, who, id=envelope.id, defaults=defaults), within_s=within_s)
     events = core.pipeline.answer(ask)
     if not body.stream:

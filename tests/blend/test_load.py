@@ -11,7 +11,8 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from blend.adopt import load as module
-from blend.adopt.load import LoadedModel, adopt, load
+from blend.adopt.load import LoadedModel, adopt, load, usual_sampling
+from blend.engine.sampling import Sampling
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.run.attention import NAME
 from blend.run.context import span
@@ -25,6 +26,22 @@ IDS = draw(20, 60)[0]
 
 def save(folder: Path, model: hf.PreTrainedModel) -> str:
     return str(save_checkpoint(model, folder))
+
+
+@pytest.mark.parametrize(
+    ("said", "usual"),
+    [
+        ({}, Sampling(temperature=1.0)),
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1},
+            Sampling(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1),
+        ),
+        ({"do_sample": False}, Sampling(temperature=0.0)),
+        ({"temperature": 7.0, "top_p": 0.5}, Sampling(temperature=1.0)),
+    ],
+)
+def test_a_model_samples_as_its_authors_say(said: dict[str, float], usual: Sampling) -> None:
+    assert usual_sampling(hf.GenerationConfig(**said)) == usual
 
 
 @pytest.fixture(scope="module")

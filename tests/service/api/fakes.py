@@ -46,6 +46,8 @@ class Lengths:
 class Letters:
     """A letter is a token."""
 
+    system: str | None = None
+
     def ids(self, text: str) -> list[int]:
         return list(text.encode())
 

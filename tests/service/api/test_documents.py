@@ -14,6 +14,7 @@ from service.access.principal import Role
 from service.api import guards
 from service.api.guards import parse
 from service.errors import TooLarge
+from service.model.prompt_builder import SYSTEM
 from tests.service.api.conftest import Clients
 from tests.service.api.fakes import FakeCore
 
@@ -279,7 +280,7 @@ def test_jobs_are_listed_newest_first_in_pages(operator: TestClient) -> None:
 def test_a_collection_is_made_changed_and_deleted_with_its_documents(operator: TestClient) -> None:
     assert operator.put("/v1/collections/a%2Fb", json={"system": "Be brief."}).status_code == 201
     changed = operator.put("/v1/collections/a%2Fb", json={"chunk_tokens": 64})
-    assert (changed.status_code, changed.json()["system"], changed.json()["chunk_tokens"]) == (200, None, 64)
+    assert (changed.status_code, changed.json()["system"], changed.json()["chunk_tokens"]) == (200, SYSTEM, 64)
     operator.post("/v1/documents", json={"documents": [{"id": "x", "text": "x"}], "collection": "a/b"})
     assert operator.get("/v1/collections/a%2Fb").json()["documents"] == 1
     gone = operator.delete("/v1/collections/a%2Fb").json()

@@ -3,11 +3,13 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import httpx
 from fastapi import FastAPI
 from openai import AsyncOpenAI
 
+from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from service.access.principal import Principal, Role
 from service.answers.answer_request import AnswerRequest
@@ -130,6 +132,7 @@ class FakeCore:
         self.order = BlendOrder("hybrid", 0.15)
         self.created = 1_760_000_000.5
         self.window = 2048
+        self.model = SimpleNamespace(usual=Sampling(temperature=1.0))
         self.loading = False
 
     def tenant(self, principal: Principal) -> FakeTenant:

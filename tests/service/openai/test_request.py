@@ -1,6 +1,7 @@
 """OpenAI's body: what becomes of each field, and the sentence for each that is refused."""
 
 import asyncio
+from dataclasses import replace
 from typing import get_args
 
 import httpx
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from openai.types.chat import completion_create_params
 from pydantic import ValidationError
 
+from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
@@ -53,6 +55,16 @@ def test_what_is_left_out_is_as_at_openai() -> None:
     assert (ask.principal, ask.id, ask.turns) == (READER, "chatcmpl-1", (Turn("user", "Where?"),))
     assert (ask.inline, ask.asks) == (True, False)
     assert (ask.lookup, ask.grammar, ask.order, ask.chunk_ids, ask.documents) == (None, None, None, (), ())
+
+
+def test_a_model_samples_as_usual_where_the_request_says_nothing() -> None:
+    usual = Sampling(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1)
+    bodies = ({}, {"temperature": 0.0}, {"top_p": 0.5})
+    requests = [ChatRequest.model_validate({"model": "default", "messages": [USER], **body}) for body in bodies]
+    found = [to_answer_request(each, READER, id="c", defaults=replace(DEFAULTS, usual=usual)) for each in requests]
+    told = [(each.sampling.temperature, each.sampling.top_p, each.sampling.top_k) for each in found]
+    assert told == [(0.6, 0.9, 20), (0.0, 0.9, 20), (0.6, 0.5, 20)]
+    assert {each.sampling.repetition_penalty for each in found} == {1.1}
 
 
 def test_null_is_the_same_as_nothing() -> None:
