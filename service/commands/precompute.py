@@ -75,7 +75,7 @@ Renew = Annotated[
     bool, place_option("--renew", help="Compute what an earlier release captured again: its records serve until then.")
 ]
 DryRun = Annotated[bool, cost_option("--dry-run", help="Say what it would do and cost, from a sample; store nothing.")]
-Price = Annotated[float, cost_option(metavar="PRICE", help="What a TB costs a month, for --dry-run.", min=0)]
+Price = Annotated[float, cost_option(metavar="PRICE", help="US dollars that a TB costs a month, for --dry-run.", min=0)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object a line for machines.")]
 
 
@@ -275,7 +275,7 @@ def _foretell(
 def _show_forecast(estimate: "Forecast", *, price_per_tb: float) -> None:
     for each in estimate.problems:
         tell(f"cannot be read: {each.place}: {each.reason}", err=True)
-    cost = f"less than {CENT}" if 0 < estimate.month_cost < CENT else f"{estimate.month_cost:,.2f}"
+    cost = f"less than ${CENT}" if 0 < estimate.month_cost < CENT else f"${estimate.month_cost:,.2f}"
     documents = many(estimate.documents, "document")
     tell(f"{many(estimate.files, 'file')}, {estimate.unchanged:,} of them unchanged; {documents} to put in.")
     texts = f", {estimate.unsupported:,} can be text only" if estimate.unsupported else ""
@@ -285,5 +285,5 @@ def _show_forecast(estimate: "Forecast", *, price_per_tb: float) -> None:
         return
     rate, each = f"{estimate.tokens_per_s:,.0f} a second", f"{estimate.bytes_per_token:,.0f} bytes a token"
     tell(f"{many(estimate.tokens, 'token')} to compute, at {rate}: {lasting(estimate.seconds)}.")
-    tell(f"They take {size(estimate.nbytes)}, {each}: {cost} a month at {price_per_tb:g} a TB.")
+    tell(f"They take {size(estimate.nbytes)}, {each}: {cost} a month at ${price_per_tb:g} a TB.")
     tell(f"Reuse pays where the store reads {size(estimate.pays_from)} a second or more.")
