@@ -166,8 +166,16 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
         vocabulary=model.decoder.vocabulary,
         has_states=has_states,
         usual=model.usual,
-        system=None if settings.model == BUILTIN else GROUNDED,  # it was taught another, and knows no "not there"
+        system=usual_system(settings),
     )
+
+
+def usual_system(settings: Settings) -> str | None:
+    """The system prompt of new collections; None for that of prompts where nothing is said.
+
+    The built-in model was taught that one, and knows no "not there".
+    """
+    return None if settings.model == BUILTIN else GROUNDED
 
 
 def _comes_late(settings: Settings) -> bool:

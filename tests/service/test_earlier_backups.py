@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from service.access.principal import Role
+from service.model.prompt_builder import SYSTEM
 from service.truth.restore import restore
 from store.url import open_store
 from tests.service.golden import make
@@ -33,6 +34,10 @@ def test_an_earlier_backup_is_a_service_again_that_computes_nothing_anew(tmp_pat
 
 
 def _as_told(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, object]:
-    """Without the rules of collections that the earlier release did not know."""
+    """Without the rules of collections that the earlier release did not know; its own system prompt it did not tell."""
     pairs = zip(found["collections"], earlier["collections"], strict=True)
-    return {**found, "collections": [{name: now[name] for name in then} for now, then in pairs]}
+    known = [{name: now[name] for name in then} for now, then in pairs]
+    return {
+        **found,
+        "collections": [{**each, "system": None if each["system"] == SYSTEM else each["system"]} for each in known],
+    }

@@ -10,7 +10,9 @@ import httpx
 import pytest
 from transformers.utils import chat_template_utils
 
-from service.model.prompt_builder import PromptBuilder, question_turns
+from service.app.composition import usual_system
+from service.lab.questions.cases import Case
+from service.model.prompt_builder import SYSTEM, PromptBuilder
 from service.settings import Settings
 from tests.service.checkpoints import DATED, checkpoint
 from tests.service.demo_served import DOCUMENTS
@@ -111,7 +113,8 @@ def test_a_question_is_asked_in_the_words_that_eval_measures(inside: Inside, cli
     every = chunk_ids(client, "d0", "d1", "d2", "d3")
     for question in QUESTIONS:
         good(client.post("/v1/query", json={"question": question, "chunk_ids": every, "sampling": {"max_tokens": 1}}))
-        asked = PromptBuilder(tokenizer).lay(question_turns(PASSAGES, question=question))
+        case = Case(question, PASSAGES, system=usual_system(inside.core.settings) or SYSTEM)
+        asked = PromptBuilder(tokenizer).lay(case.turns)
         assert overheard.ids() == [*asked.prompt({}).ids]
 
 

@@ -53,7 +53,7 @@ def test_training_goes_on_where_it_stopped(tmp_path: Path, stage: int) -> None:
     resumed.resume()
     resumed.learn(few)
     for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
 
 
 def test_mixers_come_nearer_to_the_attention_they_stand_for(tmp_path: Path) -> None:

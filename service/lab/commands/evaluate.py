@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from service.lab.eval.fitted_rule import FittedRule
     from service.lab.eval.grid import GridResult
     from service.lab.eval.policy_choice import PolicyChoice
+    from service.lab.questions.cases import Case
     from service.settings import Settings
 
 MULTIHOP = "multihop"  # the built-in suite
@@ -153,7 +154,7 @@ def evaluate(
     settings, lists = settings_with(model), (listed(forms), *(whole_numbers(*each) for each in options))
     asked, skipped, problems = Questions(suite, corpus, seed, n, *lists).read(top_k=max(1, settings.top_k))
     tell_unread(skipped, problems)
-    evaluation = Evaluation(asked, points, PolicyBounds(bound, yardsticks), answer_tokens, fit)
+    evaluation = Evaluation(_as_served(asked, settings), points, PolicyBounds(bound, yardsticks), answer_tokens, fit)
     evaluation.check(is_kept=save_to is not None)
     loaded = _loaded(settings)
     result, choice = evaluation.measure(loaded, settings, progress=_progress, on_fit=_tell_fit)
@@ -161,6 +162,13 @@ def evaluate(
     if save_to:
         _tell_saved(*keep(choice, save_to, settings=settings, weights=loaded.fingerprint.weights))
     _report(result, choice, facts=facts, html=html, as_json=as_json)
+
+
+def _as_served(cases: "Sequence[Case]", settings: "Settings") -> "list[Case]":
+    """The questions behind the system prompt that new collections have."""
+    from service.app.composition import usual_system
+
+    return [replace(each, system=usual_system(settings) or each.system) for each in cases]
 
 
 def _loaded(settings: "Settings") -> "LoadedModel":

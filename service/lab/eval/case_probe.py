@@ -21,7 +21,7 @@ from service.lab.eval.followed_answer import Divergence, FollowedAnswer, Followi
 from service.lab.questions.cases import Case
 from service.lab.questions.variants import Variants
 from service.model.capture_context import ALONE, ChunkIds, in_context
-from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
+from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, PromptTokens, question_turns
 from service.model.timed import Timed, timed
 from store.blob import Blob, Terms
 from store.codec.encode import encode
@@ -107,15 +107,15 @@ class _Asked:
 
 
 class CaseProbe:
-    """Asks one model. `answer_tokens`: of the longest answer, and of what divergence looks at.
+    """Asks one model behind one system prompt. `answer_tokens`: of the longest answer, and of what divergence looks at.
 
     Its engine keeps no prefixes: each prompt is computed as if nothing had been asked before.
     """
 
-    def __init__(self, model: LoadedModel, *, answer_tokens: int) -> None:
+    def __init__(self, model: LoadedModel, *, answer_tokens: int, system: str = SYSTEM) -> None:
         self._tokenizer = model.tokenizer
         self._prompt_builder = PromptBuilder(model.tokenizer)
-        self._prefix = self._prompt_builder.lay(question_turns([PromptPassage("")], question="")).prefix
+        self._prefix = self._prompt_builder.lay(question_turns([PromptPassage("")], question="", system=system)).prefix
         self._behind = model.fingerprint.behind(self._prefix)
         self._answer_tokens = answer_tokens
         self._window = model.decoder.window

@@ -49,7 +49,7 @@ class Fitting:
     def __init__(self, model: LoadedModel, cases: Sequence[Case], *, answer_tokens: int) -> None:
         self.rounds = ROUNDS * len(cases)
         self._keeping = len(model.decoder.model_layers.keeping)
-        self._probe = CaseProbe(model, answer_tokens=answer_tokens)
+        self._probe = CaseProbe(model, answer_tokens=answer_tokens, system=cases[0].system)
         self._cases = cases
         self._kl: dict[AskRule, float] = {}
         self._asked = 0

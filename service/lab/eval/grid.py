@@ -63,7 +63,7 @@ def run(
 ) -> GridResult:
     """Ask every question at every point. `progress` is called with the number of questions done."""
     works = list(dict.fromkeys((FULL, *map(_work, points))))
-    probe = CaseProbe(model, answer_tokens=answer_tokens)
+    probe = CaseProbe(model, answer_tokens=answer_tokens, system=cases[0].system)
     found: list[CaseMeasurement] = []
     try:
         probe.measure(cases[0], works)  # the first call of everything takes longer

@@ -9,7 +9,7 @@ from typing import cast
 from service.errors import ServiceError
 from service.lab.questions.forms import Form
 from service.model.capture_context import CaptureContext
-from service.model.prompt_builder import PromptPassage, TurnParts
+from service.model.prompt_builder import SYSTEM, PromptPassage, TurnParts
 
 Json = dict[str, object]
 
@@ -31,7 +31,7 @@ class Case:
     `form`: how its prompt is laid out, behind the turns `before`. `suite`: what it is counted with. `foreign`: numbers
     of the passages that the answer does not rest on, if known. `contexts`: what each passage is captured behind; none
     are captured alone. `skip`: how the first answer begins, which the question tells already; that is not scored.
-    `foils`: wrong answers, which the first one must be likelier than.
+    `foils`: wrong answers, which the first one must be likelier than. `system`: the system prompt.
     """
 
     question: str
@@ -45,6 +45,7 @@ class Case:
     contexts: tuple[CaptureContext, ...] = ()
     skip: str = ""
     foils: tuple[str, ...] = ()
+    system: str = SYSTEM
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -63,7 +64,7 @@ class Case:
     @property
     def turns(self) -> list[TurnParts]:
         """The turns of the case's prompt."""
-        return self.form.turns(self.passages, question=self.question, before=self.before)
+        return self.form.turns(self.passages, question=self.question, system=self.system, before=self.before)
 
 
 def read_cases(path: Path) -> list[Case]:
