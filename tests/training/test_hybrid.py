@@ -41,7 +41,8 @@ def test_a_question_beside_others_finds_what_it_finds_alone(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("stage", [0, MIXER_STAGES])
 def test_training_goes_on_where_it_stopped(tmp_path: Path, stage: int) -> None:
-    """Alike but for rounding: where a tensor lies in memory decides in which order it is summed."""
+    """As far as it went: where a tensor lies in memory decides in which order it is summed, and a weight with hardly
+    any gradient may go either way then."""
     few = replace(STAGES[stage], tokens=1)  # a row in each step
     whole, part = Distillation(tmp_path / "whole", "cpu"), Distillation(tmp_path / "part", "cpu")
     for training, steps in ((whole, 3), (part, 2)):
@@ -51,9 +52,14 @@ def test_training_goes_on_where_it_stopped(tmp_path: Path, stage: int) -> None:
     part.save()
     resumed = Distillation(tmp_path / "part", "cpu")
     resumed.resume()
+    before = weights(resumed)
     resumed.learn(few)
-    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
+    off, step = weights(resumed) - weights(whole), weights(whole) - before
+    assert off.norm() < 0.2 * step.norm()  # with optimizers that begin anew it is .7
+
+
+def weights(training: Distillation) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in training.model.parameters()])
 
 
 def test_mixers_come_nearer_to_the_attention_they_stand_for(tmp_path: Path) -> None:
