@@ -109,15 +109,22 @@ def shown(view: CatalogView) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_after_the_same_changes_both_databases_show_the_same(seed: int, url: str, tmp_path: Path) -> None:
+@contextmanager
+def both(url: str, folder: Path, *, tenant: str) -> Iterator[list[Catalog]]:
+    """A catalog of each database, with the same embedder."""
     with ExitStack() as stack:
-        sqlite = SqliteCatalog(tmp_path / "catalog.sqlite")
+        sqlite = SqliteCatalog(folder / "catalog.sqlite")
         stack.callback(sqlite.close)
-        catalogs: list[Catalog] = [sqlite, open_catalog(stack.enter_context(database(url)), f"same-{seed}")]
+        catalogs: list[Catalog] = [sqlite, open_catalog(stack.enter_context(database(url)), tenant)]
         for catalog in catalogs:
             with catalog.change() as change:
                 change.add_embedder("e", dim=3)
+        yield catalogs
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_after_the_same_changes_both_databases_show_the_same(seed: int, url: str, tmp_path: Path) -> None:
+    with both(url, tmp_path, tenant=f"same-{seed}") as catalogs:
         for step in range(40):
             change_alike(catalogs, 1000 * seed + step)
             if step % 4 == 3:
@@ -138,13 +145,7 @@ def test_tables_that_are_written_anew_have_what_was_changed_meanwhile(
         return in_place(*told, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rewriting, "_is_put_in_place", put_in_place)
-    with ExitStack() as stack:
-        sqlite = SqliteCatalog(tmp_path / "catalog.sqlite")
-        stack.callback(sqlite.close)
-        catalogs: list[Catalog] = [sqlite, open_catalog(stack.enter_context(database(url)), f"anew-{seed}")]
-        for catalog in catalogs:
-            with catalog.change() as change:
-                change.add_embedder("e", dim=3)
+    with both(url, tmp_path, tenant=f"anew-{seed}") as catalogs, database(url) as opened:
         for _ in range(3):
             for _ in range(8):
                 change_alike(catalogs, next(steps))
@@ -153,7 +154,6 @@ def test_tables_that_are_written_anew_have_what_was_changed_meanwhile(
                     change.put([document("goes", "cedar")], collection="a")
                     change.delete(["goes"])
                     change.purge()
-            opened = stack.enter_context(database(url))
             assert rewriting.rewrite(opened, schema_of(f"anew-{seed}"))
             with catalogs[0].view() as one, catalogs[1].view() as other:
                 assert shown(other) == shown(one)
