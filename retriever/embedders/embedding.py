@@ -104,11 +104,11 @@ def batches(texts: Sequence[str], *, count: int, characters: int) -> list[range]
     return [*found, range(start, len(texts))] if texts else []
 
 
-class _Cached:
+class EmbedderAround:
+    """An `Embedder` that does all as another does, but for what a class makes of it."""
+
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._lock = threading.Lock()
-        self._known: OrderedDict[str, Vector] = OrderedDict()  # the least recently used first
 
     @property
     def name(self) -> str:
@@ -120,6 +120,16 @@ class _Cached:
 
     def passages(self, texts: Sequence[str]) -> Vectors:
         return self._embedder.passages(texts)
+
+    def query(self, text: str) -> Vector:
+        return self._embedder.query(text)
+
+
+class _Cached(EmbedderAround):
+    def __init__(self, embedder: Embedder) -> None:
+        super().__init__(embedder)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Vector] = OrderedDict()  # the least recently used first
 
     def query(self, text: str) -> Vector:
         with self._lock:

@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from retriever.catalog.change import CatalogChange
 from retriever.documents import Document
+from retriever.library import TOGETHER
 from retriever.readers.reading import ReadingProblem
 from retriever.types import Limit, SourceFile
 from service.access.domains import DomainChunk
@@ -34,7 +35,6 @@ from service.documents.need import BudgetedStore, CacheBudget, needs
 from service.model.served_model import Ids
 from store.blob_store import Put
 
-EMBEDDED = 64  # chunks whose vectors are made before it is told how far that came
 RANKED = 256  # chunks whose texts are looked up together
 SWEEP_S = 60.0  # what is left then is swept by the next run
 
@@ -91,7 +91,7 @@ class Precompute:
     def _embed(self, on_progress: OnProgress) -> None:
         """Makes the vectors that documents of before lack, as where the embedder is new."""
         library = self._target.tenant.library
-        while library.advance(EMBEDDED):
+        while library.advance(TOGETHER):
             self.progress.vectors, self.progress.vectors_of = library.embedded or (0, 0)
             on_progress(self.progress)
 

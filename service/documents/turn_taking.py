@@ -7,25 +7,17 @@ import numpy as np
 
 from blend.engine.engine import Engine
 from blend.errors import Busy
-from retriever.embedders.embedding import Embedder, EmbeddingError, Vector, Vectors, batches
+from retriever.embedders.embedding import Embedder, EmbedderAround, EmbeddingError, Vectors, batches
 
 TEXTS, CHARACTERS = 8, 8192  # of a part at most: a tenth of a second of a small encoder, on one core
 
 
-class TurnTaking:
-    """An `Embedder` around another. Questions' vectors take no turn: whoever asks is before all captures anyway."""
+class TurnTaking(EmbedderAround):
+    """Questions' vectors take no turn: whoever asks is before all captures anyway."""
 
     def __init__(self, embedder: Embedder, engine: Engine) -> None:
-        self._embedder = embedder
+        super().__init__(embedder)
         self._engine = engine
-
-    @property
-    def name(self) -> str:
-        return self._embedder.name
-
-    @property
-    def dim(self) -> int:
-        return self._embedder.dim
 
     def passages(self, texts: Sequence[str]) -> Vectors:
         places = batches(texts, count=TEXTS, characters=CHARACTERS)
@@ -36,6 +28,3 @@ class TurnTaking:
             return np.concatenate(self._engine.compute(parts).result())
         except Busy as error:
             raise EmbeddingError(str(error), temporary=True) from error
-
-    def query(self, text: str) -> Vector:
-        return self._embedder.query(text)
