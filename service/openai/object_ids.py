@@ -1,0 +1,31 @@
+"""The ids by which OpenAI's clients name what is here: collections and documents. They are spelt out of its own name.
+
+Clients put ids into paths as they are, so all but letters, digits, `-`, `.` and `_` is written as `~` and its bytes.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, unquote
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectIds:
+    """The ids of one kind of objects."""
+
+    prefix: str
+
+    def id_of(self, name: str) -> str:
+        """The id of what has this name."""
+        return self.prefix + quote(name, safe="").replace("~", "%7E").replace("%", "~")
+
+    def name_of(self, object_id: str) -> str | None:
+        """The name of what has this id, which need not be there; None for an id of another kind.
+
+        A name that somebody wrote without `~` stands for itself.
+        """
+        name = object_id.removeprefix(self.prefix)
+        return unquote(name.replace("%", "%25").replace("~", "%")) if name and name != object_id else None
+
+
+VECTOR_STORES: Final = ObjectIds("vs_")  # each of which is a collection
+FILES: Final = ObjectIds("file-")  # each of which is a document
