@@ -1,6 +1,5 @@
 """Renders events as what OpenAI's clients read: one answer, or chunks of it as server-sent events. Knows no request."""
 
-import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -36,13 +35,10 @@ from service.openai.answer_bodies import (
     TokenLogprob,
     TopLogprob,
 )
-from service.openai.errors import FORESEEN, error_body
+from service.openai.errors import error_body
 
-SURE: Final = b""  # what a stream yields first: from here on there is an answer
 END: Final = b"data: [DONE]\n\n"
 LEAST: Final = -9999.0  # JSON has no infinity
-
-log = logging.getLogger(__name__)
 
 Reason = Literal["stop", "length", "tool_calls"]
 
@@ -75,50 +71,32 @@ async def completion(events: AsyncGenerator[Event], envelope: Envelope) -> ChatC
     raise AssertionError("the events ended without the last of them")
 
 
-async def stream(
-    events: AsyncGenerator[Event], envelope: Envelope, *, choices: int, with_usage: bool
-) -> AsyncGenerator[bytes]:
-    """Yields `SURE` when there is a first token, then server-sent events.
-
-    Errors before are raised; one that comes later is the last event, and what nobody foresaw is raised besides.
-    """
-    chunks = Chunks(envelope, with_usage=with_usage)
-    begun = False
-    async with aclosing(events):
-        try:
-            async for event in events:
-                if not begun and isinstance(event, Delta | MessageAdded | ChoiceFinished | Finished):
-                    begun = True
-                    yield SURE
-                    for choice in range(choices):
-                        yield _line(chunks.opening(choice))
-                for chunk in chunks.of(event):
-                    yield _line(chunk)
-        except Exception as error:
-            if not begun:
-                raise
-            yield f"data: {error_body(error).model_dump_json()}\n\n".encode()
-            if not isinstance(error, FORESEEN):
-                raise
-            log.warning("an answer ended early", extra={"reason": type(error).__name__})
-            return
-    yield END
-
-
 class Chunks:
-    """The chunks of one request's answers."""
+    """The chunks of one request's answers, of which there are `choices`."""
 
-    def __init__(self, envelope: Envelope, *, with_usage: bool) -> None:
+    def __init__(self, envelope: Envelope, *, choices: int, with_usage: bool) -> None:
         self._envelope = envelope
+        self._choices = choices
         self._with_usage = with_usage
         self._sources: tuple[Source, ...] = ()
 
-    def opening(self, choice: int) -> ChatCompletionChunk:
-        """The first chunk of an answer, which says who speaks."""
-        return self._chunk(choice, MessageDelta(role="assistant", content=""))
+    def opening(self) -> Iterator[bytes]:
+        """The first chunk of each answer, which says who speaks."""
+        for choice in range(self._choices):
+            yield _line(self._chunk(choice, MessageDelta(role="assistant", content="")))
 
-    def of(self, event: Event) -> Iterator[ChatCompletionChunk]:
-        """The chunks that an event adds, often none."""
+    def of(self, event: Event) -> Iterator[bytes]:
+        """The chunks that an event adds, often none; behind the last, the end."""
+        for chunk in self._added(event):
+            yield _line(chunk)
+        if isinstance(event, Finished):
+            yield END
+
+    def failing(self, error: Exception) -> bytes:
+        """What takes the place of the end."""
+        return f"data: {error_body(error).model_dump_json()}\n\n".encode()
+
+    def _added(self, event: Event) -> Iterator[ChatCompletionChunk]:
         match event:
             case Retrieved():
                 self._sources = event.sources

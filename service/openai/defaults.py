@@ -1,7 +1,7 @@
 """Turns OpenAI's body into what the pipeline is asked. Knows no HTTP and no answer."""
 
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
 
 from blend.engine.sampling import LogitsProcessor, Sampling
 from blend.fuse.fuse import BlendOrder
@@ -13,6 +13,9 @@ from service.errors import Invalid
 from service.model.logit_processors import GeneratorRule, LogitBias, Penalties, chained
 from service.model.schema_check import ANY_OBJECT
 from service.openai.request import MOST_TOKENS, ChatRequest
+
+if TYPE_CHECKING:
+    from service.app.core import Core
 
 SMALLEST: Final = 1e-9  # the likeliest token alone
 EXACT: Final = BlendOrder("full", 0.0)
@@ -26,6 +29,12 @@ class Defaults:
     top_k: int
     has_generator: bool = False
     usual: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
+
+    @classmethod
+    def of(cls, core: "Core") -> Self:
+        """What holds in this service."""
+        has_generator = core.settings.generator is not None
+        return cls(core.order, core.settings.top_k, has_generator=has_generator, usual=core.model.usual)
 
 
 def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, defaults: Defaults) -> AnswerRequest:

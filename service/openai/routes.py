@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Final
@@ -17,18 +16,18 @@ from service.api.guards import BEARER, core_of, principal
 from service.api.problems import request_id_of
 from service.api.questions import SecondsGiven
 from service.api.rendering import server_timing
-from service.api.streams import EventStream, client_gone, unless_gone
-from service.errors import ModelNotFound
+from service.api.streams import client_gone, unless_gone
 from service.openai.answer_bodies import ChatCompletion, ErrorBody, Model, ModelList
-from service.openai.completion import Envelope, completion, stream
+from service.openai.completion import Chunks, Envelope, completion
 from service.openai.defaults import Defaults, to_answer_request
 from service.openai.errors import OpenAIRoute
+from service.openai.model_check import check_model
 from service.openai.request import ChatRequest
+from service.openai.streams import streamed
 
 if TYPE_CHECKING:
     from service.app.core import Core
 
-ALIAS: Final = "default"  # of the one model, whatever its name
 # Where failures have OpenAI's form: what is answered here, and what its clients ask for that is not.
 PREFIXES: Final = tuple(
     f"/v1/{each}"
@@ -81,7 +80,7 @@ def router() -> APIRouter:
     @routes.get("/v1/models/{model:path}", summary="The model that answers, by its name")
     def model_named(request: Request, model: str, *, who: By) -> Model:  # pyright: ignore[reportUnusedFunction]
         core = core_of(request.app)
-        _check(core, unquote(model))  # a slash in a name comes as it is, or encoded still
+        check_model(core, unquote(model))  # a slash in a name comes as it is, or encoded still
         return _model(core, who)
 
     return routes
@@ -90,34 +89,21 @@ def router() -> APIRouter:
 async def _complete(
     core: "Core", body: ChatRequest, *, request: Request, who: Principal, within_s: float | None
 ) -> Response:
-    _check(core, body.model)
+    check_model(core, body.model)
     number = request_id_of(request.scope) or secrets.token_hex(12)
     envelope = Envelope(f"chatcmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model_name))
-    has_generator, usual = core.settings.generator is not None, core.model.usual
-    defaults = Defaults(core.order, core.settings.top_k, has_generator=has_generator, usual=usual)
-    ask = replace(to_answer_request(body, who, id=envelope.id, defaults=defaults), within_s=within_s)
+    ask = replace(to_answer_request(body, who, id=envelope.id, defaults=Defaults.of(core)), within_s=within_s)
     events = core.pipeline.answer(ask)
     if not body.stream:
         answer = await unless_gone(request, completion(events, envelope))
         return client_gone() if answer is None else _whole(answer)
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    lines = stream(events, envelope, choices=ask.sampling.choices, with_usage=with_usage)
-    sure = await unless_gone(request, _first(lines))
-    return client_gone() if sure is None else EventStream(lines)
+    return await streamed(request, events, form=Chunks(envelope, choices=ask.sampling.choices, with_usage=with_usage))
 
 
 def _whole(answer: ChatCompletion) -> Response:
     headers = {"Server-Timing": server_timing(answer.kvweave.report.timings_ms)}
     return Response(answer.model_dump_json(), media_type="application/json", headers=headers)
-
-
-async def _first(lines: AsyncGenerator[bytes]) -> bytes:
-    return await anext(lines)
-
-
-def _check(core: "Core", model: str) -> None:
-    if model not in (core.model_name, ALIAS):
-        raise ModelNotFound(f"The model {model[:80]!r} does not exist: this service has {core.model_name!r}")
 
 
 def _model(core: "Core", who: Principal) -> Model:
