@@ -1,6 +1,6 @@
 """The answers of a catalog: collections, documents, passages, vectors, numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,14 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """`rules`: how its documents are cut, `"search": false` where none is ever found, and what else its owner keeps."""
+    """`rules`: how its documents are cut, `"search": false` where none is ever found, and what else its owner keeps.
+
+    `created`: seconds since the epoch, as the catalog tells it.
+    """
 
     name: str
     rules: Json
+    created: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

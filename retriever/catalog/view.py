@@ -48,12 +48,12 @@ class CatalogView(ContextsView):
         )
 
     def collection(self, name: str) -> Collection | None:
-        found = self._connection.execute("SELECT rules FROM collections WHERE name = ?", (name,)).fetchone()
-        return Collection(name, loads(found[0])) if found else None
+        found = self._connection.execute("SELECT rules, created FROM collections WHERE name = ?", (name,)).fetchone()
+        return Collection(name, loads(found[0]), found[1]) if found else None
 
     def collections(self) -> list[Collection]:
-        found = self._connection.execute("SELECT name, rules FROM collections ORDER BY name")
-        return [Collection(name, loads(rules)) for name, rules in found]
+        found = self._connection.execute("SELECT name, rules, created FROM collections ORDER BY name")
+        return [Collection(name, loads(rules), created) for name, rules, created in found]
 
     def unsearched(self) -> tuple[str, ...]:
         """The names of the collections that are kept without search."""
@@ -86,6 +86,22 @@ class CatalogView(ContextsView):
         """How many documents fit."""
         [found] = self._connection.execute(
             f"SELECT count(*) FROM documents WHERE serving = 1 AND label IN ({allowed.sql})", allowed.values
+        ).fetchone()
+        return found
+
+    def ages(self, allowed: FilterCondition) -> list[tuple[float, str]]:
+        """When each of the documents that fit came, and its id."""
+        return self._connection.execute(
+            f"SELECT created, id FROM documents WHERE serving = 1 AND label IN ({allowed.sql})", allowed.values
+        ).fetchall()
+
+    def nbytes(self, allowed: FilterCondition) -> int:
+        """How many bytes the texts of the passages that fit have."""
+        [found] = self._connection.execute(
+            "SELECT CAST(coalesce(sum(length(CAST(c.text AS BLOB))), 0) AS BIGINT) FROM passages p "
+            "JOIN chunks c ON c.row = p.chunk JOIN documents d ON d.row = p.document WHERE d.serving = 1 "
+            f"AND p.label IN ({allowed.sql})",
+            allowed.values,
         ).fetchone()
         return found
 
@@ -292,6 +308,17 @@ class CatalogView(ContextsView):
         """The content of an upload that is live, None of any other."""
         found = self._connection.execute("SELECT content FROM contents WHERE upload = ?", (number,)).fetchone()
         return found[0] if found else None
+
+    def unready(self, collection: str | None = None) -> list[QueuedUpload]:
+        """The uploads that count of documents that do not serve: live ones, and those that came to nothing."""
+        place = "" if collection is None else "u.collection = ? AND "
+        where = (
+            f"{place}u.document <> '' AND u.state IN ('waiting', 'computing', 'failed', 'cancelled') "
+            "AND NOT EXISTS (SELECT 1 FROM documents d WHERE d.id = u.document AND d.serving = 1) "
+            "AND NOT EXISTS (SELECT 1 FROM uploads o WHERE o.document = u.document "
+            "AND (o.origin > u.origin OR (o.origin = u.origin AND o.row > u.row)))"
+        )
+        return uploads(self._connection, where, values=[] if collection is None else [collection])
 
     def upload_of(self, document: str) -> QueuedUpload | None:
         """The upload of a document that counts: the last that was accepted."""

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from service.access.principal import Role
 from service.api.guards import Handler, Reads
 from service.api.problems import KNOWN, Failure, failure_of, request_id_of
 from service.openai.answer_bodies import ErrorBody, ErrorDetail
@@ -50,6 +51,13 @@ class OpenAIRoute(Reads):
                 return _response(fault_of(error.__cause__), request_id_of(request.scope))
 
         return rendered
+
+
+class OpenAIWrites(OpenAIRoute):
+    """Such a route for keys that may change what the tenant has."""
+
+    role = Role.WRITE
+    changes = True
 
 
 def as_openai(failure: Failure, request_id: str) -> Response:

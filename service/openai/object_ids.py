@@ -19,12 +19,13 @@ class ObjectIds:
         return self.prefix + quote(name, safe="").replace("~", "%7E").replace("%", "~")
 
     def name_of(self, object_id: str) -> str | None:
-        """The name of what has this id, which need not be there; None for an id of another kind.
+        """The name of what has this id, which need not be there; None for an id that nothing of this kind can have.
 
         A name that somebody wrote without `~` stands for itself.
         """
-        name = object_id.removeprefix(self.prefix)
-        return unquote(name.replace("%", "%25").replace("~", "%")) if name and name != object_id else None
+        spelt = object_id.removeprefix(self.prefix)
+        name = unquote(spelt.replace("%", "%25").replace("~", "%"))
+        return None if spelt == object_id or not name or "\0" in name else name
 
 
 VECTOR_STORES: Final = ObjectIds("vs_")  # each of which is a collection

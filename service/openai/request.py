@@ -18,8 +18,7 @@ from pydantic.config import JsonDict
 
 from blend.text.template import Option
 from service.api.fields import WHOLE, ChunkId, CollectionName, Name, OneOf, Strict
-from service.api.questions import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, TextFormat
-from service.openai.sampling_fields import SamplingFields
+from service.api.questions import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
 from service.openai.tools import MOST_TOOLS, Tool, ToolCall, ToolChoice
 
 MOST_CHOICES: Final = 16
@@ -50,7 +49,7 @@ _CONTENT: Final[JsonDict] = {
 }
 
 
-def _none(reason: str) -> AfterValidator:
+def not_served(reason: str) -> AfterValidator:
     """A validator that takes nothing but the ways to say nothing."""
 
     def check(given: object) -> object:
@@ -73,11 +72,17 @@ def _content(given: object) -> object:
 
 
 Unused = Annotated[object, WithJsonSchema({"description": "Accepted and not used"})]
-Functions = Annotated[object, _none(NO_FUNCTIONS), WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
+Functions = Annotated[object, not_served(NO_FUNCTIONS), WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
 Refused = Annotated[object, WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Rule = Annotated[str, StringConstraints(min_length=1, max_length=MOST_RULE)]
 Schema = Annotated[dict[str, object], Field(examples=[{"type": "object"}])]
 Most = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
+Biases = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
+]
 
 
 class Part(Strict):
@@ -97,9 +102,9 @@ class Message(Strict):
         None, examples=["Where does Mira live?"], validate_default=False
     )
     name: Unused = None
-    refusal: Annotated[Refused, _none("kvweave writes no refusals: send what was said as content")] = None
+    refusal: Annotated[Refused, not_served("kvweave writes no refusals: send what was said as content")] = None
     annotations: Unused = None
-    audio: Annotated[Refused, _none("kvweave reads text only: leave it out")] = None
+    audio: Annotated[Refused, not_served("kvweave reads text only: leave it out")] = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MOST_TOOLS)
     tool_call_id: str | None = Field(None, max_length=200)
     function_call: Functions = None
@@ -183,13 +188,13 @@ class Unserved(Strict):
 
     functions: Functions = None
     function_call: Functions = None
-    audio: Annotated[Refused, _none("kvweave writes text only: leave it out")] = None
-    web_search_options: Annotated[Refused, _none("kvweave searches no web: leave it out")] = None
-    moderation: Annotated[Refused, _none("kvweave moderates nothing: leave it out")] = None
-    store: Annotated[Refused, _none("kvweave keeps no answers: leave it out")] = None
+    audio: Annotated[Refused, not_served("kvweave writes text only: leave it out")] = None
+    web_search_options: Annotated[Refused, not_served("kvweave searches no web: leave it out")] = None
+    moderation: Annotated[Refused, not_served("kvweave moderates nothing: leave it out")] = None
+    store: Annotated[Refused, not_served("kvweave keeps no answers: leave it out")] = None
 
 
-class ChatRequest(Extras, SamplingFields, Neutral, Unserved):
+class ChatRequest(Extras, Neutral, Unserved):
     """A chat to go on with."""
 
     model_config = ConfigDict(json_schema_extra=_ONLY_WITH_LOGPROBS)
@@ -200,15 +205,22 @@ class ChatRequest(Extras, SamplingFields, Neutral, Unserved):
     max_completion_tokens: Most | None = Field(
         None, description=f"Of the answer, in JSON too; without it and max_tokens, {MOST_TOKENS:,} at most"
     )
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES), WHOLE] | None = Field(
         None, description="Answers to the one prompt; more than one with a generator alone"
     )
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
     structured_outputs: StructuredOutputs | None = Field(None, description="As vLLM takes it; with a generator alone")
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Biases | None = None
     tools: list[Tool] | None = Field(None, description="With a generator alone", max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -47,7 +47,7 @@ _STREAM: Final = {
         "required": ["data"],
     }
 }
-_FAILURES: Final[dict[int | str, dict[str, object]]] = {
+FAILURES: Final[dict[int | str, dict[str, object]]] = {
     "4XX": {"model": ErrorBody, "description": "The request is refused"},
     "5XX": {"model": ErrorBody, "description": "The service failed"},
 }
@@ -58,7 +58,7 @@ def router() -> APIRouter:
     routes = APIRouter(
         route_class=OpenAIRoute,
         dependencies=[Depends(BEARER), Depends(must_see)],
-        responses=_FAILURES,
+        responses=FAILURES,
         tags=["OpenAI-compatible"],
     )
 

@@ -29,8 +29,9 @@ ONE = "/v1/documents/{document_id}"
 COLLECTION = "/v1/collections/{name}"
 JOB = "/v1/jobs/{job_id}"
 HANDLE = "/v1/handoffs/{handle}"
+STORE = "/v1/vector_stores/{vector_store_id}"
 
-_MOVING = {"created", "updated", "timings_ms", "id", "job_id", "request_id", "change"}
+_MOVING = {"created", "created_at", "updated", "timings_ms", "id", "job_id", "request_id", "change"}
 _SECRETS = {"handle", "salt"}
 _MOVED = re.compile(r'"(created|updated|id|timings_ms|change)":(\{[^}]*\}|"[^"]*"|[0-9.]+)')
 _JOB = re.compile(r"job-[\w-]+")
@@ -89,6 +90,9 @@ def asking(names: "Foreign") -> Iterator[Step]:
     yield Step("GET /v1/documents", query={"collection": CLOSED})
     yield Step("GET /v1/documents", query={"after": names.document, "filter": '{"team": "b"}'})
     yield Step(f"GET {COLLECTION}", {"name": CLOSED})
+    for operation, body in ((f"GET {STORE}", None), (f"POST {STORE}", {}), (f"DELETE {STORE}", None)):
+        yield Step(operation, {"vector_store_id": f"vs_{CLOSED}"}, body)
+    yield Step(f"POST {STORE}/search", {"vector_store_id": f"vs_{CLOSED}"}, {"query": "heron Fenhaven"})
     for method, path in (("GET", JOB), ("GET", f"{JOB}/events"), ("DELETE", JOB)):
         yield Step(f"{method} {path}", {"job_id": names.job})
     yield Step(f"GET {JOB}", {"job_id": names.job}, query={"after": 0, "limit": 1})
@@ -130,6 +134,7 @@ def looking() -> Iterator[Step]:
     """Everything that tells of the whole."""
     yield Step("GET /v1/documents")
     yield Step("GET /v1/collections")
+    yield Step("GET /v1/vector_stores")
     yield Step("GET /v1/jobs")
     yield Step("GET /v1/jobs", query={"limit": 1})
     yield Step("GET /v1/stats")
@@ -159,6 +164,9 @@ def using() -> Iterator[Step]:
         yield Step(f"GET {ONE}", {"document_id": name})
         yield Step(f"GET {ONE}/chunks", {"document_id": name})
     yield Step(f"GET {COLLECTION}", {"name": "mine"})
+    yield Step(f"GET {STORE}", {"vector_store_id": "vs_mine"})
+    yield Step(f"POST {STORE}", {"vector_store_id": "vs_mine"}, {"name": "mine"})
+    yield Step(f"POST {STORE}/search", {"vector_store_id": "vs_mine"}, {"query": QUESTIONS[0]})
     yield Step("POST /v1/search", body={"query": QUESTIONS[0]})
     yield Step("POST /v1/search", body={"query": "captain", "neighbors": 1, "filter": TEAM})
     for _ in range(2):  # the second time from what the first one left
@@ -189,6 +197,8 @@ def ending() -> Iterator[Step]:
     for name in ("letter", "pair", "mine", "hidden"):
         yield Step(f"DELETE {ONE}", {"document_id": name})
     yield Step(f"PUT {COLLECTION}", {"name": "kept"}, {})
+    yield Step("POST /v1/vector_stores", body={"name": "made"})
+    yield Step(f"DELETE {STORE}", {"vector_store_id": "vs_made"})
     yield Step(f"DELETE {COLLECTION}", {"name": "mine"})
 
 

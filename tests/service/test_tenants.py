@@ -33,6 +33,9 @@ READ = {
     "POST /v1/cache/lookup",
     "GET /v1/stats",
     "POST /v1/chat/completions",
+    "GET /v1/vector_stores",
+    "GET /v1/vector_stores/{vector_store_id}",
+    "POST /v1/vector_stores/{vector_store_id}/search",
     "GET /v1/models",
     "GET /v1/models/{model}",
 }  # all others change something

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from service.openai.object_ids import FILES, VECTOR_STORES
 
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=64)
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=64)
 
 
 @given(NAMES)
@@ -23,5 +23,5 @@ def test_plain_names_stand_as_they_are_and_may_be_written_by_hand() -> None:
 
 
 def test_ids_of_another_kind_stand_for_nothing() -> None:
-    assert [VECTOR_STORES.name_of(each) for each in ("file-a", "vs_", "")] == [None] * 3
+    assert [VECTOR_STORES.name_of(each) for each in ("file-a", "vs_", "", "vs_a~00b")] == [None] * 4
     assert [FILES.name_of(each) for each in ("vs_a", "file-", "")] == [None] * 3

@@ -1,0 +1,59 @@
+"""Pages of lists as OpenAI's clients walk them: from behind an id on, or before it. Knows nothing of what is listed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from fastapi import Depends, Query
+
+from service.errors import Invalid
+
+MOST: Final = 100
+
+_Id = Annotated[str | None, Query(max_length=4000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The page that is asked for. Without an order the newest come first."""
+
+    limit: Annotated[int, Query(ge=1, le=MOST)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: _Id = None
+    before: _Id = None
+
+
+At = Annotated[Cursor, Depends()]
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """The ids of a page, in its order, and whether more follow."""
+
+    ids: list[str]
+    has_more: bool
+
+    @property
+    def first(self) -> str | None:
+        return self.ids[0] if self.ids else None
+
+    @property
+    def last(self) -> str | None:
+        return self.ids[-1] if self.ids else None
+
+
+def page_of(listed: Iterable[tuple[float, str]], at: Cursor) -> ListPage:
+    """A page of these ids, each of which comes with its time. Raises Invalid for a place that is none."""
+    ids = [each for _, each in sorted(listed, reverse=at.order == "desc")]
+    if at.after is not None:
+        ids = ids[_place(ids, at.after, field="after") + 1 :]
+    if at.before is not None:
+        ids = ids[: _place(ids, at.before, field="before")]
+        return ListPage(ids[-at.limit :], len(ids) > at.limit)
+    return ListPage(ids[: at.limit], len(ids) > at.limit)
+
+
+def _place(ids: list[str], wanted: str, *, field: str) -> int:
+    if wanted not in ids:
+        raise Invalid(f"{wanted[:80]!r} is not in this list: give an id that a page had", field=field)
+    return ids.index(wanted)

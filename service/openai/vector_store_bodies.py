@@ -1,0 +1,154 @@
+"""What OpenAI's clients send and read of vector stores, of their files, and of searches in them. Types alone."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from retriever.filter_condition import condition
+from service.api.fields import WHOLE, CollectionName, Strict, Whole
+from service.openai.attribute_filters import AttributeFilter, Scalar
+from service.openai.request import Refused, not_served
+
+MOST_FILES = 500
+
+FileId = Annotated[str, Field(min_length=1, max_length=4000, examples=["file-report-7"])]
+NoExpiry = Annotated[Refused, not_served("nothing expires here: delete it when it is not needed any more")]
+NoMetadata = Annotated[Refused, not_served("a vector store keeps no metadata here: give its files attributes")]
+NoDescription = Annotated[Refused, not_served("a vector store keeps no description here: leave it out")]
+
+
+class AutoChunking(Strict):
+    """The cut of the vector store."""
+
+    type: Literal["auto"]
+
+
+class ChunkSizes(Strict):
+    """How long chunks are at most. There is no overlap here."""
+
+    max_chunk_size_tokens: Whole = Field(ge=16, le=4096)
+    chunk_overlap_tokens: Whole = Field(ge=0, le=2048)
+
+
+class StaticChunking(Strict):
+    """A cut to chunks of one size."""
+
+    type: Literal["static"]
+    static: ChunkSizes
+
+
+Chunking = Annotated[AutoChunking | StaticChunking, Field(discriminator="type")]
+
+
+class NewVectorStore(Strict):
+    """A vector store to make, which is a collection."""
+
+    name: CollectionName | None = None
+    chunking_strategy: Chunking | None = Field(None, description="Static: the cut of all files of this vector store")
+    expires_after: NoExpiry = None
+    metadata: NoMetadata = None
+    description: NoDescription = None
+
+
+class VectorStoreChange(Strict):
+    """What is to change of a vector store: nothing can, but what is so already may be said."""
+
+    name: CollectionName | None = None
+    expires_after: NoExpiry = None
+    metadata: NoMetadata = None
+
+
+class FileCounts(BaseModel):
+    """How many files a vector store has, by how far they are."""
+
+    in_progress: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    total: int = 0
+
+
+class VectorStore(BaseModel):
+    """A collection. `usage_bytes`: of the texts of its files."""
+
+    id: str = Field(examples=["vs_handbook"])
+    object: Literal["vector_store"] = "vector_store"
+    created_at: int
+    name: str
+    usage_bytes: int
+    file_counts: FileCounts
+    status: Literal["in_progress", "completed"]
+    expires_after: None = None
+    expires_at: None = None
+    last_active_at: int | None = None
+    metadata: dict[str, str] = Field(default_factory=dict[str, str])
+
+
+class VectorStoreList(BaseModel):
+    """A page of vector stores."""
+
+    object: Literal["list"] = "list"
+    data: list[VectorStore]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class VectorStoreDeleted(BaseModel):
+    """A vector store that was deleted, with its files."""
+
+    id: str
+    object: Literal["vector_store.deleted"] = "vector_store.deleted"
+    deleted: Literal[True] = True
+
+
+class RankingOptions(Strict):
+    """How what is found is ordered, and what is too little. A score is what `/v1/search` tells."""
+
+    ranker: Literal["none", "auto", "default-2024-11-15", "default_2024_08_21"] | None = None
+    score_threshold: float | None = Field(None, ge=0)
+
+
+def _understood(filters: AttributeFilter) -> AttributeFilter:
+    condition(filters.to_filter())
+    return filters
+
+
+class VectorStoreQuery(Strict):
+    """What to look for. Of several queries a passage has its best score."""
+
+    query: (
+        Annotated[str, Field(min_length=1, max_length=1_000_000)]
+        | Annotated[list[Annotated[str, Field(min_length=1, max_length=1_000_000)]], Field(min_length=1, max_length=8)]
+    ) = Field(examples=["At what temperature does water boil?"])
+    max_num_results: Annotated[int, Field(ge=1, le=50), WHOLE] = 10
+    filters: Annotated[AttributeFilter, AfterValidator(_understood)] | None = None
+    ranking_options: RankingOptions | None = None
+    rewrite_query: Annotated[Refused, not_served("kvweave searches what is asked: leave it out")] = None
+
+
+class TextContent(BaseModel):
+    """A text of a file."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class FoundPassage(BaseModel):
+    """A passage that was found. `filename`: its document's title, or its id."""
+
+    file_id: str
+    filename: str
+    score: float
+    attributes: dict[str, Scalar]
+    content: list[TextContent]
+
+
+class FoundPage(BaseModel):
+    """All that was found, best first."""
+
+    object: Literal["vector_store.search_results.page"] = "vector_store.search_results.page"
+    search_query: list[str]
+    data: list[FoundPassage]
+    has_more: Literal[False] = False
+    next_page: None = None

@@ -1,0 +1,172 @@
+"""Vector stores as OpenAI's clients make, list and search them: our collections. Reads and writes nothing by itself."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+from fastapi import Response
+from fastapi.concurrency import run_in_threadpool
+
+from retriever.catalog.view import CatalogView
+from retriever.types import Collection
+from retriever.upload_types import QueuedUpload, UploadState
+from service.api import collections
+from service.api.caller import By, Caller, unknown
+from service.api.collections import Rules
+from service.api.rendering import SourceOut
+from service.api.search import SearchRequest, search
+from service.documents.collection_rules import sees_collection
+from service.errors import Conflict, Invalid
+from service.openai.attribute_filters import Scalar
+from service.openai.list_pages import At, page_of
+from service.openai.object_ids import FILES, VECTOR_STORES
+from service.openai.vector_store_bodies import (
+    Chunking,
+    FileCounts,
+    FoundPage,
+    FoundPassage,
+    NewVectorStore,
+    StaticChunking,
+    TextContent,
+    VectorStore,
+    VectorStoreChange,
+    VectorStoreDeleted,
+    VectorStoreList,
+    VectorStoreQuery,
+)
+
+
+def create_vector_store(by: By, wanted: NewVectorStore) -> VectorStore:
+    """Make a vector store."""
+    by.check_unbound("make or change a whole collection")
+    name = wanted.name or f"store-{secrets.token_hex(8)}"
+    with by.tenant.catalog.view() as view:
+        is_there = view.collection(name) is not None
+    if is_there:
+        raise Conflict(
+            f"there is a vector store of the name {name[:80]!r} already, which is {VECTOR_STORES.id_of(name)[:120]}: "
+            "use it, or take another name"
+        )
+    tokens = (
+        by.core.settings.chunk_tokens if wanted.chunking_strategy is None else _tokens(by, wanted.chunking_strategy)
+    )
+    collections.put_collection(by, name, rules=Rules.model_validate({"chunk_tokens": tokens}), response=Response())
+    with by.tenant.catalog.view() as view:
+        return _shown(by, view, collection=collection_for(by, view, vector_store_id=VECTOR_STORES.id_of(name)))
+
+
+def list_vector_stores(by: By, at: At) -> VectorStoreList:
+    """List the vector stores."""
+    with by.tenant.catalog.view() as view:
+        seen = [each for each in view.collections() if sees_collection(view, each.name, bound=by.who.bound)]
+        by_id = {VECTOR_STORES.id_of(each.name): each for each in seen}
+        page = page_of([(each.created, name) for name, each in by_id.items()], at)
+        shown = [_shown(by, view, collection=by_id[each]) for each in page.ids]
+    return VectorStoreList(data=shown, first_id=page.first, last_id=page.last, has_more=page.has_more)
+
+
+def get_vector_store(by: By, vector_store_id: str) -> VectorStore:
+    """Show a vector store."""
+    with by.tenant.catalog.view() as view:
+        return _shown(by, view, collection=collection_for(by, view, vector_store_id=vector_store_id))
+
+
+def change_vector_store(by: By, vector_store_id: str, *, change: VectorStoreChange) -> VectorStore:
+    """Change a vector store: its name is its id, so both stay."""
+    found = get_vector_store(by, vector_store_id)
+    if change.name is not None and change.name != found.name:
+        raise Invalid(f"a vector store keeps its name {found.name[:80]!r}, of which its id is made", field="name")
+    return found
+
+
+def delete_vector_store(by: By, vector_store_id: str) -> VectorStoreDeleted:
+    """Delete a vector store with all its files, and the caches of chunks that no other one holds."""
+    collections.delete_collection(by, _seen(by, vector_store_id).name)
+    return VectorStoreDeleted(id=vector_store_id)
+
+
+async def search_vector_store(by: By, vector_store_id: str, *, wanted: VectorStoreQuery) -> FoundPage:
+    """Passages of a vector store that fit a query best."""
+    name = (await run_in_threadpool(_seen, by, vector_store_id)).name
+    queries = [wanted.query] if isinstance(wanted.query, str) else wanted.query
+    asked: dict[str, object] = {"collection": name, "top_k": wanted.max_num_results}
+    if wanted.filters is not None:
+        asked["filter"] = wanted.filters.to_filter()
+    hits = [
+        hit
+        for query in queries
+        for hit in (await search(by, SearchRequest.model_validate({**asked, "query": query}))).hits
+    ]
+    best = {hit.chunk_id: hit for hit in sorted(hits, key=lambda each: each.score)}
+    found = [_found(each) for each in sorted(best.values(), key=lambda each: -each.score)]
+    least = wanted.ranking_options and wanted.ranking_options.score_threshold
+    within = [each for each in found[: wanted.max_num_results] if least is None or each.score >= least]
+    return FoundPage(search_query=queries, data=within)
+
+
+def collection_for(by: Caller, view: CatalogView, *, vector_store_id: str) -> Collection:
+    """The collection that a vector store is. Raises NotFound for one that is not there, or not for this key."""
+    name = VECTOR_STORES.name_of(vector_store_id) or ""
+    found = view.collection(name) if sees_collection(view, name, bound=by.who.bound) else None
+    if found is None:
+        raise unknown("vector store", vector_store_id)
+    return found
+
+
+def attributes_of(metadata: Mapping[str, object]) -> dict[str, Scalar]:
+    """What OpenAI's clients can read of a document's metadata: texts, numbers, true and false."""
+    return {name: value for name, value in metadata.items() if isinstance(value, str | int | float | bool)}
+
+
+def counts_of(uploads: Sequence[QueuedUpload], *, completed: int) -> FileCounts:
+    """The files by how far they are, where so many serve and these do not."""
+    ended = [each.state for each in uploads if not each.state.is_live]
+    failed, cancelled = ended.count(UploadState.FAILED), ended.count(UploadState.CANCELLED)
+    return FileCounts(
+        in_progress=len(uploads) - len(ended),
+        completed=completed,
+        failed=failed,
+        cancelled=cancelled,
+        total=len(uploads) + completed,
+    )
+
+
+def _seen(by: Caller, vector_store_id: str) -> Collection:
+    with by.tenant.catalog.view() as view:
+        return collection_for(by, view, vector_store_id=vector_store_id)
+
+
+def _found(hit: SourceOut) -> FoundPassage:
+    return FoundPassage(
+        file_id=FILES.id_of(hit.document_id),
+        filename=hit.title or hit.document_id,
+        score=hit.score,
+        attributes=attributes_of(hit.metadata),
+        content=[TextContent(text=hit.text)],
+    )
+
+
+def _tokens(by: Caller, chunking: Chunking | None) -> int:
+    """How long the chunks of a new vector store are."""
+    if not isinstance(chunking, StaticChunking):
+        return by.core.settings.chunk_tokens
+    if chunking.static.chunk_overlap_tokens:
+        raise Invalid(
+            "chunks do not overlap here, as each is computed once and placed anywhere: set chunk_overlap_tokens to 0",
+            field="chunking_strategy.static.chunk_overlap_tokens",
+        )
+    return chunking.static.max_chunk_size_tokens
+
+
+def _shown(by: Caller, view: CatalogView, *, collection: Collection) -> VectorStore:
+    allowed = by.allowed(collection=collection.name)
+    counts = counts_of(
+        [each for each in view.unready(collection.name) if by.owns(each.job)], completed=view.count(allowed)
+    )
+    return VectorStore(
+        id=VECTOR_STORES.id_of(collection.name),
+        created_at=int(collection.created),
+        name=collection.name,
+        usage_bytes=view.nbytes(allowed),
+        file_counts=counts,
+        status="in_progress" if counts.in_progress else "completed",
+    )
