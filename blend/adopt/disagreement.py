@@ -10,8 +10,9 @@ from blend.capture.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, Prompt, lay_out
 from blend.fuse.record_loader import Readers
-from blend.run.context import Segment, scattered, span
+from blend.run.context import Context, Segment, scattered, span
 from blend.run.decoder import Decoder
+from blend.run.rows_cache import LayerRange
 from store.fingerprint import Fingerprint
 from store.record_source import HeldRecord
 
@@ -63,17 +64,32 @@ def _with_states(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> dict
         [torch.stack(decoder.decode([(each, at, ids[at]) for each in contexts])) for at in range(TOKENS - 4, TOKENS)], 1
     )
     again = rows(CHUNK.start, TOKENS)
+    replayed = _replayed(decoder, tokens, context=contexts[0])
     reused, both = _reused(decoder, ids).context, plain.expand(len(contexts), -1, -1)
     chunks = [
-        torch.cat([part.flatten() for layer in each.layers for part in each.part(layer, CHUNK)])[None]
+        torch.cat([part.flatten() for layer in decoder.model_layers.keeping for part in each.part(layer, CHUNK)])[None]
         for each in (reused, contexts[0])
     ]
     return {
         "a prefill in two parts": _agree(prefill, both[:, :-4]),
         "decoding": _agree(steps, both[:, -4:]),
         "rows behind a state": _agree(again, both[:, CHUNK.start :]),
+        "a chunk whose layers with states run alone": replayed is None or _agree(replayed, plain[CHUNK.stop :]),
         "a chunk behind its prefix": _agree(chunks[0], chunks[1]),
     }
+
+
+def _replayed(decoder: Decoder, tokens: Tensor, *, context: Context) -> Tensor | None:
+    """The logits behind a chunk whose states are made by what entered their layers; None where no such layers are."""
+    if not decoder.model_layers.stretches:
+        return None
+    chunk, rest = (
+        span(start, stop, device=decoder.device) for start, stop in ((CHUNK.start, CHUNK.stop), (CHUNK.stop, TOKENS))
+    )
+    decoder.prefill(context, chunk, ids=tokens[CHUNK], layer_range=LayerRange(noted=decoder.model_layers.inputs))
+    context.states = context.states.at_mark()
+    decoder.replay(context, chunk, ids=tokens[CHUNK])
+    return decoder.advance([Segment(context, rest, 0)], tokens[CHUNK.stop :])
 
 
 def _agree(ours: Tensor, theirs: Tensor) -> bool:

@@ -45,6 +45,7 @@ from store.fingerprint import Fingerprint
 
 log = logging.getLogger(__name__)
 
+INPUTS = "+inputs"  # of records that have, beside keys and values, what enters layers that keep a state
 PASSES = 3  # of equally many rows: run plainly, captured as CUDA graphs, and replayed
 
 # What a forward pass that was not written for scattered rows raises.
@@ -165,7 +166,7 @@ def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, weights
         rope=rope_digest(text_config(model)),
         dtype=str(model.dtype).removeprefix("torch."),
         prefix="",
-        capture=VERSION,
+        capture=VERSION + INPUTS if decoder.model_layers.inputs else VERSION,
     )
     return LoadedModel(decoder, wrapped, print_, usual_sampling(model.generation_config))
 

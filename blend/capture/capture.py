@@ -19,6 +19,7 @@ from blend.errors import PromptError
 from blend.fuse.prompt import check_ids
 from blend.run.context import Context, PrefixedContext, Prefixes, Segment, numbers, span
 from blend.run.decoder import Decoder
+from blend.run.model_layers import ModelLayers
 from blend.run.rows_cache import LayerHooks, LayerRange
 from store.fingerprint import digest_ids
 from store.record import Dtype, Record
@@ -143,7 +144,7 @@ class _Capture:
         self._rows = rows
         self._hooks = hooks
         self._watch = LayerHooks(lambda layer: hooks.between())
-        self._course = LayerRange(stop=decoder.model_layers.keeping[-1])
+        self._course = _course(decoder.model_layers)
         self._computed: tuple[tuple[int, ...], CapturedPass] | None = None  # of which chunks
         self._pinned = 0  # bytes so far
         self.layers: defaultdict[int, list[Layers]] = defaultdict(list)  # of each chunk, in as many pieces as passes
@@ -210,6 +211,16 @@ class _Capture:
         padded += [[0] * size] * (len(segments) - len(ids))
         flat = numbers(padded, device=self._decoder.device).flatten()
         self._decoder.advance(segments, flat, layer_range=self._course, hooks=self._watch)
+
+
+def _course(layers: ModelLayers) -> LayerRange:
+    """The layers up to the last one that something is kept of."""
+    last = layers.stored[-1]
+    return (
+        LayerRange(until=last, noted=layers.inputs)
+        if last in layers.inputs
+        else LayerRange(stop=last, noted=layers.inputs)
+    )
 
 
 def _name(dtype: torch.dtype) -> Dtype:

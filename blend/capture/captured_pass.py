@@ -66,7 +66,7 @@ class CapturedPass:
         self._angles: dict[LayerRule, Angles] = {}
         self._index: dict[int, Tensor] = {}  # by heads
         self._extremes: list[Tensor] = []  # four for each layer: the smallest and the largest key, the same of values
-        kept = decoder.model_layers.keeping
+        kept = decoder.model_layers.stored
         self._sent = {layer: self._tokens(context, layer) for layer in kept}
         self._limits = _sent(torch.stack(self._extremes))
         self._done = torch.cuda.Event() if decoder.device.type == "cuda" else None

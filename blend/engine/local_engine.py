@@ -96,8 +96,9 @@ class LocalEngine:
             vocabulary=self._decoder.vocabulary,
         )
         request.order.check()
-        if self._decoder.model_layers.states:
-            check_runs(request.order.policy, ratio=request.order.ratio)
+        layers = self._decoder.model_layers
+        order, has_states, replays = request.order, bool(layers.states), bool(layers.stretches)
+        check_runs(order.policy, ratio=order.ratio, has_states=has_states, replays=replays)
         capacity = min(len(layout.ids) + request.most_tokens, self._decoder.window + 1)
         needed = (capacity + self._decoder.state_tokens) * self._decoder.token_bytes
         if needed > self.limits.kv_bytes:

@@ -8,7 +8,7 @@ of its own, except the last token's, which goes on to the logits.
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from blend.fuse.choice import AttentionChoice, DeviationChoice
 from blend.fuse.policy import DeviationFilter, QuestionProbe, Selection, select
 from blend.fuse.prompt import PromptLayout
 from blend.fuse.record_loader import DamagedRecord, Readers, RecordLoader
-from blend.run.context import Context, Slots, numbers, scattered
+from blend.run.context import Context, Slots, numbers, scattered, span
 from blend.run.decoder import Decoder
 from blend.run.rows_cache import LayerHooks, LayerRange
 from store.errors import Miss, MissReason
@@ -109,10 +109,11 @@ def fuse(
     clock = Clock()
     moved = 0
     while True:
-        keeping = decoder.model_layers.keeping
-        selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=keeping)
+        layers = decoder.model_layers
+        selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=layers.keeping)
         work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
-        wanted = {layer: selection.wanted(layer) for layer in keeping}
+        wanted = {layer: selection.wanted(layer) for layer in layers.keeping}
+        wanted |= dict.fromkeys(layers.inputs, selection.replaying)
         loader = RecordLoader(decoder, context, wanted=wanted, readers=readers)
         try:
             logits = work.run(loader)
@@ -145,15 +146,17 @@ class _Fuse:
         self._order = order
         self._clock = clock
         self._selection = selection
+        self._most = order.piece_rows or PIECE_ROWS.get(decoder.device.type, FEW_ROWS)  # rows of a piece
         layout = selection.layout
         self._ids = numbers(layout.ids, device=decoder.device)
         self._cached = torch.zeros(len(layout.ids), dtype=torch.bool)
         self._exact = torch.zeros(len(layout.ids), dtype=torch.bool)
         self._exact[: context.exact] = True
-        for span in layout.spans:
-            (self._exact if span.exact else self._cached)[span.start : span.stop] = True
+        for each in layout.spans:
+            (self._exact if each.exact else self._cached)[each.start : each.stop] = True
         self._forced = torch.zeros_like(self._cached)
         self._forced[list(selection.forced)] = True
+        self._replays = deque(_adjoining(selection.replayed, most=self._most))
         self._feed: RecordLoader | None = None
         self._open = deque(decoder.model_layers.keeping)  # the layers that are not final yet
         self._stages: list[Tensor] = []
@@ -275,13 +278,24 @@ class _Fuse:
 
     def _pieces(self, rows: Tensor, hidden: Tensor | None) -> Iterator[tuple[Slots, Tensor | None]]:
         places = _numbers(rows)
-        most = self._order.piece_rows or PIECE_ROWS.get(self._decoder.device.type, FEW_ROWS)
-        marked = bisect_left(places, self._context.states.mark) if self._decoder.model_layers.states else 0
-        starts = sorted({*range(0, len(places), most), marked} - {len(places)})
+        breaks = [each.start for each in self._replays]
+        if self._decoder.model_layers.states:
+            breaks.append(self._context.states.mark)
+        starts = sorted(
+            {*range(0, len(places), self._most), *(bisect_left(places, each) for each in breaks)} - {len(places)}
+        )
         for start, stop in pairwise([*starts, len(places)]):
             part = places[start:stop]
+            self._replay(before=part[0])
             entering = None if hidden is None else hidden[:, start:stop]
             yield scattered(part, device=self._decoder.device), entering
+
+    def _replay(self, before: int) -> None:
+        """Runs what is to be replayed before this slot through the layers that keep a state, as it was captured."""
+        while self._replays and self._replays[0].start < before:
+            some = self._replays.popleft()
+            slots = span(some.start, some.stop, device=self._decoder.device)
+            self._decoder.replay(self._context, slots, ids=self._ids[slots.where], hooks=LayerHooks(self._before))
 
     def report(self, layout: PromptLayout, moved: int) -> FuseReport:
         """Reports what the fuse did, after `run`."""
@@ -298,6 +312,17 @@ class _Fuse:
             bytes=moved,
             seconds=dict(self._clock.seconds),
         )
+
+
+def _adjoining(slots: Sequence[int], *, most: int) -> list[range]:
+    """Ascending slots, those that adjoin together, up to so many."""
+    found = list[range]()
+    for slot in slots:
+        if found and found[-1].stop == slot and len(found[-1]) < most:
+            found[-1] = range(found[-1].start, slot + 1)
+        else:
+            found.append(range(slot, slot + 1))
+    return found
 
 
 def _numbers(chosen: Tensor) -> list[int]:

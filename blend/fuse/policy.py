@@ -54,19 +54,27 @@ class QuestionProbe:
 class Selection:
     """`layout` has the records in use, `forced` slots are always computed, `filters` choose further ones.
 
-    The filters choose among all slots, or among those that the `probe` leaves.
+    The filters choose among all slots, or among those that the `probe` leaves. `replayed` slots are in use as cached,
+    and run as they were captured through the layers that keep a state.
     """
 
     layout: PromptLayout
     forced: tuple[int, ...] = ()
     filters: tuple[DeviationFilter, ...] = ()
     probe: QuestionProbe | None = None
+    replayed: tuple[int, ...] = ()
 
     def wanted(self, layer: int) -> Sequence[ChunkSpan]:
         """The spans that a layer reads: exact ones alone below a first filter up to which all else is computed."""
         if self.filters and self.probe is None and layer < self.filters[0].layer:
             return [span for span in self.layout.spans if span.exact]
         return self.layout.spans
+
+    @property
+    def replaying(self) -> Sequence[ChunkSpan]:
+        """The spans of which some slots are replayed."""
+        first = min(self.replayed, default=len(self.layout.ids))
+        return [span for span in self.layout.spans if span.stop > first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,11 @@ def _heads(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     return Selection(layout, _first_tokens(layout.blended, budget.tokens))
 
 
+def _replay(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
+    slots = [slot for span in layout.blended for slot in range(span.start, span.stop)]
+    return Selection(layout, replayed=tuple(slots[len(slots) - budget.tokens :]))
+
+
 def _deviation(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     return Selection(layout, (), _narrowing(budget, check=FIRST_SIGHT))
 
@@ -198,7 +211,14 @@ def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
 
 
 FIXED: dict[str, Policy] = {"full": _full, "prefix": _prefix, "reuse": _reuse}  # they know no ratio
-SELECTIVE: dict[str, Policy] = {"heads": _heads, "deviation": _deviation, "hybrid": _hybrid, "ask": _ask}
+REPLAY = "replay"
+SELECTIVE: dict[str, Policy] = {
+    "heads": _heads,
+    "deviation": _deviation,
+    "hybrid": _hybrid,
+    "ask": _ask,
+    REPLAY: _replay,
+}
 POLICIES = FIXED | SELECTIVE
 SCATTERED = ("deviation", "hybrid", "ask")  # of these: they choose tokens that stand apart
 
@@ -221,13 +241,19 @@ def check_policy(policy: str) -> AskRule:
     return AskRule.parse(rule)
 
 
-def check_runs(policy: str, *, ratio: float) -> None:
-    """Raise PromptError for a policy that is no use where layers keep a state: tokens without those before them."""
-    if policy_name(policy) in SCATTERED and 0 < ratio < 1:
+def check_runs(policy: str, *, ratio: float, has_states: bool, replays: bool) -> None:
+    """Raise PromptError for a policy that is no use with a model. `has_states`: some of its layers keep a state, to
+    which tokens without those before them are of no use; `replays`: such layers can be run by themselves.
+    """
+    if has_states and policy_name(policy) in SCATTERED and 0 < ratio < 1:
+        choose = "replay, heads, reuse, prefix or full" if replays else "heads, reuse, prefix or full"
         raise PromptError(
             f"{policy!r} computes tokens that stand apart, of which linear-attention layers make something else: "
-            "choose heads, reuse, prefix or full for this model"
+            f"choose {choose} for this model"
         )
+    if policy == REPLAY and not replays:
+        reason = "which this model has not" if not has_states else "which in this model are those with keys, too"
+        raise PromptError(f"'replay' runs layers that keep a state, {reason}: choose another policy")
 
 
 def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence[int]) -> Selection:
@@ -240,7 +266,7 @@ def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence
     budget = RecomputeBudget(tokens, blended, keeping, rule)
     if name in SELECTIVE and budget.tokens == blended:
         return _prefix(layout, budget)  # everything is recomputed: no blended slot is left
-    if len(keeping) == 1:
+    if tuple(keeping) == (0,):
         budget = replace(budget, tokens=0)  # its keys depend on the token alone, so cached ones are exact
     return POLICIES[name](layout, budget)
 

@@ -207,7 +207,7 @@ class Context(LayerBuffers):
         """The bytes of its buffers, and of its states at the mark."""
         return self.capacity * self.token_bytes + self.states.nbytes
 
-    def part(self, layer: int, slots: slice) -> tuple[Tensor, Tensor]:
+    def part(self, layer: int, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (H, T, D) at these slots."""
         return self.keys(layer)[:, slots], self.values(layer)[:, slots]
 

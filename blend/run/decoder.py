@@ -15,6 +15,7 @@ from blend.run.attention import NAME
 from blend.run.context import Context, Segment, Slots, numbers, token_bytes
 from blend.run.cpu_rows import CpuRowTables, cpu_row_tables
 from blend.run.gpu_rows import GpuRowTables, gpu_row_tables
+from blend.run.inputs import whole
 from blend.run.layer_gate import text_config
 from blend.run.layer_graphs import LayerGraphs, LayersPass
 from blend.run.model_layers import LayerRule, ModelLayers, angles, run
@@ -73,6 +74,17 @@ class Decoder:
             rows = self._cache(segments, layer_range, hooks=hooks, replay=replay)
             logits = run(self.model, rows, ids=ids)
         return (None if logits is None else logits[0]), rows.kept
+
+    def replay(self, context: Context, slots: Slots, *, ids: Tensor, hooks: LayerHooks | None = None) -> None:
+        """Run rows of one context through each stretch of layers that keep a state, as the context has what enters it.
+        Their keys and values stay.
+        """
+        hooks = hooks or LayerHooks()
+        for layers in self.model_layers.stretches:
+            hooks.before(layers.start)
+            entering = whole(*context.part(layers.start, slots.where)) if layers.start else None
+            layer_range = LayerRange(layers.start, entering, until=layers.stop)
+            self.prefill(context, slots, ids=ids, layer_range=layer_range, hooks=hooks)
 
     def advance(
         self,

@@ -4,8 +4,9 @@ No table of model names decides anything. The same hidden states are sent throug
 rule that makes both keys equal again is the layer's rule.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from blend.errors import UnsupportedModel
 from blend.place.rotation import Angles, Rotation, candidates, read_angles, unrotate
 from blend.run.context import Context, LayerShape, Segment, span
+from blend.run.inputs import input_shape
 from blend.run.layer_gate import text_config
 from blend.run.rows_cache import PassHalted, RowsCache, active
 
@@ -41,7 +43,9 @@ class ModelLayers:
     """`shapes` and `rules` have None where a layer reads another one's keys, which then is among `shared`.
 
     `table_layers` are those whose attention takes the cached keys as they are, so that a table may tell where they lie.
-    `states`: the layers that keep a state of all tokens, with or without keys and values.
+    `states`: the layers that keep a state of all tokens, with or without keys and values. `stretches`: where such
+    layers stand together, those without one among them too, up to the next layer with keys. None where a layer keeps
+    both. What enters a stretch is kept for each token, but for the first, which the token itself enters.
     """
 
     shapes: tuple[LayerShape | None, ...]
@@ -50,6 +54,7 @@ class ModelLayers:
     shared: frozenset[int]
     states: frozenset[int] = frozenset()
     state_bytes: int = 0  # of all of them, for one request
+    stretches: tuple[range, ...] = ()
 
     @property
     def tables(self) -> list[int]:
@@ -59,6 +64,16 @@ class ModelLayers:
     @property
     def keeping(self) -> list[int]:
         """The layers with keys and values of their own."""
+        return [layer for layer in self.stored if layer not in self.inputs]
+
+    @property
+    def inputs(self) -> frozenset[int]:
+        """The layers of which a record has what enters them, in the place of keys and values."""
+        return frozenset([each.start for each in self.stretches if each.start])
+
+    @property
+    def stored(self) -> list[int]:
+        """The layers that a record has something of."""
         return [index for index, shape in enumerate(self.shapes) if shape]
 
     def resume(self, layer: int) -> int:
@@ -184,15 +199,33 @@ def examine(model: PreTrainedModel, *, window: int, states: frozenset[int]) -> M
         raise UnsupportedModel("no layer keeps keys and values for each token: there is nothing of a chunk to store")
     if silent and not near.shared and not states:
         raise UnsupportedModel(f"layers {silent} keep a state of their own instead of keys and values for each token")
-    rules = [_rule(near, far, layer=layer) if layer in near.stored else None for layer in layers]
+    rules = {layer: _rule(near, far, layer=layer) for layer in near.stored}
+    shapes = {layer: _shape(near.stored[layer]) for layer in near.stored}
+    entering = input_shape(near.entered[0].shape[-1])
+    stretches = _stretches(states, keeping=near.stored.keys(), layers=len(layers)) if entering else ()
+    for each in stretches:
+        if each.start and entering:
+            shapes[each.start], rules[each.start] = entering, LayerRule(None, None, each.start)
     return ModelLayers(
-        shapes=tuple(_shape(near.stored[layer]) if layer in near.stored else None for layer in layers),
-        rules=tuple(rules),
+        shapes=tuple(shapes.get(layer) for layer in layers),
+        rules=tuple(rules.get(layer) for layer in layers),
         table_layers=frozenset(near.table_layers),
         shared=frozenset(near.shared),
         states=states,
         state_bytes=near.segments[0].context.states.nbytes,
+        stretches=stretches,
     )
+
+
+def _stretches(states: frozenset[int], *, keeping: Set[int], layers: int) -> tuple[range, ...]:
+    """See `ModelLayers`."""
+    if not states.isdisjoint(keeping):
+        return ()
+    found = list[range]()
+    for begin, end in pairwise([-1, *sorted(keeping), layers]):
+        if own := [layer for layer in states if begin < layer < end]:
+            found.append(range(min(own) if begin >= 0 else 0, end))
+    return tuple(found)
 
 
 def _shape(stored: tuple[Tensor, Tensor]) -> LayerShape:

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from blend.run.context import Segment, places
+from blend.run.inputs import halves
 from blend.run.row_table import RowTable
 
 ACTIVE: ContextVar["RowsCache | None"] = ContextVar("active cache", default=None)
@@ -29,12 +30,16 @@ class PassHalted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LayerRange:
-    """Which layers a pass runs: from `start`, entered with `hidden` (1, T, E), to the keys and values of `stop`."""
+    """Which layers a pass runs: from `start`, entered with `hidden` (1, T, E), to the keys and values of `stop`, or to
+    what enters `until`. What enters the layers `noted` is written to the contexts.
+    """
 
     start: int = 0
     hidden: Tensor | None = None
     keep: int | None = None  # hand back the rows' hidden states as they enter this layer
     stop: int | None = None  # None: to the logits
+    until: int | None = None
+    noted: frozenset[int] = frozenset()
 
 
 def _nothing(layer: int) -> None:
@@ -123,11 +128,22 @@ class RowsCache(Cache):
             return None
         if layer == layer_range.start and layer_range.hidden is not None:
             hidden = layer_range.hidden
+        if layer in layer_range.noted:
+            self._note(layer, hidden)
+        if layer == layer_range.until:
+            raise PassHalted
         self._hooks.before(layer)
         self._at = layer
         if layer == layer_range.keep:
             self.kept = hidden.clone() if self.replay else hidden
         return hidden
+
+    def _note(self, layer: int, hidden: Tensor) -> None:
+        shape = self.segments[0].context.shapes[layer]
+        assert shape is not None, f"layer {layer} has no room for what enters it"
+        keys, values = halves(hidden, shape)
+        for place in self._places:
+            place.write(layer, keys, values=values)
 
     def is_plain(self, layer: int) -> bool:
         """Whether nobody wants more of a layer than what it returns."""

@@ -144,8 +144,8 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
     model = load(settings)
     has_states = bool(model.decoder.model_layers.states)
     point = operating_point(settings, model.fingerprint.weights, has_states=has_states)
-    if has_states:
-        check_runs(point.policy, ratio=point.ratio)
+    replays = bool(model.decoder.model_layers.stretches)
+    check_runs(point.policy, ratio=point.ratio, has_states=has_states, replays=replays)
     check_codec(model.decoder, point.codec)
     engine = LocalEngine(
         model.decoder,

@@ -4,7 +4,7 @@ Nothing of blend is used here. Keys at a place come from a native prefill at tha
 """
 
 import inspect
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
@@ -165,6 +165,71 @@ def rows_through(model: PreTrainedModel, ids: Ids, rows: Sequence[int], cached: 
     return logits, [kv if kv is None else (kv[0][:, behind:], kv[1][:, behind:]) for kv in stored(cache)]
 
 
+def entered(model: PreTrainedModel, chunk: Cached, layers: Collection[int]) -> dict[int, Tensor]:
+    """What enters these layers (T, E) for a chunk behind its prefix."""
+    found: dict[int, Tensor] = {}
+    with entering(model, layers, found.setdefault):
+        native_kv(model, [*chunk.prefix, *chunk.ids])
+    return {layer: hidden[0, len(chunk.prefix) :] for layer, hidden in found.items()}
+
+
+@contextmanager
+def entering(
+    model: PreTrainedModel, layers: Collection[int], change: Callable[[int, Tensor], Tensor]
+) -> Generator[None]:
+    """Has what enters some layers be what `change` makes of it."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    stack = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == count)
+
+    def hooked(layer: int) -> Callable[..., tuple[tuple[object, ...], dict[str, object]]]:
+        return lambda module, args, kwargs: ((change(layer, args[0]), *args[1:]), kwargs)
+
+    hooks = [stack[layer].register_forward_pre_hook(hooked(layer), with_kwargs=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def replayed(
+    model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choice: "Choice", layers: Collection[int]
+) -> Tensor:
+    """Last logits of rows that are computed. The replayed ones run along, but enter these layers as at capture, and
+    what keys they have nobody sees.
+    """
+    rows, slots = set(choice.rows), set(choice.replayed)
+    both = sorted(rows | slots)
+    places, rest = torch.tensor(both), torch.tensor([slot for slot in range(len(ids)) if slot not in rows])
+    cache = Placed(model, places)
+    for layer, kv in enumerate(slots_kv(model, ids, chunks)):
+        if kv is not None:
+            cache.update(kv[0][None, :, rest], kv[1][None, :, rest], layer)
+    at = [row for row, slot in enumerate(both) if slot in slots]
+    shown = masks(model, places, torch.cat([rest, places]))
+    for mask in shown.values() if isinstance(shown, dict) else [shown]:
+        if mask is not None:
+            mask[..., [len(rest) + row for row in at]] = torch.finfo(torch.float32).min
+    held = {each.slots.start: entered(model, each, layers) for each in chunks}
+
+    def captured(layer: int, hidden: Tensor) -> Tensor:
+        changed = hidden.clone()
+        for row in at:
+            chunk = next(each for each in chunks if both[row] in each.slots)
+            changed[0, row] = held[chunk.start][layer][both[row] - chunk.start]
+        return changed
+
+    with entering(model, layers, captured), torch.inference_mode():
+        logits = model(
+            torch.tensor([[ids[row] for row in both]]),
+            position_ids=places[None],
+            past_key_values=cache,
+            attention_mask=shown,
+            use_cache=True,
+        ).logits[0]
+    return logits[-1]
+
+
 @dataclass(frozen=True)
 class Choice:
     """What a fuse computes: `rows` in any case, and what each filter (layer, keep) leaves of what `probe` leaves.
@@ -179,6 +244,7 @@ class Choice:
     probe: tuple[Sequence[int], int, int, int] | None = (
         None  # layers whose attention counts, slots that it leaves, last rows, slots of a chunk that count together
     )
+    replayed: Sequence[int] = ()
 
     def keep(self, scores: dict[int, float], free: Sequence[int], *, count: int, stage: int) -> list[int]:
         """The slots of `free` with the highest scores: what the stage of that number leaves."""

@@ -90,7 +90,7 @@ def chosen(
     question = 1 if policy_name(policy) != policy and "rows=question" not in policy else rows_of_question(prompt)
     asked = selection.probe
     probe = asked and (asked.layers, asked.keep, question, asked.stretch)
-    return Choice(sorted({*always, *selection.forced}), filters, found, probe)
+    return Choice(sorted({*always, *selection.forced}), filters, found, probe, selection.replayed)
 
 
 def rows_of_question(prompt: Prompt) -> int:

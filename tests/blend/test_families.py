@@ -82,6 +82,24 @@ def test_hits_and_misses_equal_dense_attention_with_an_explicit_mask(name: str, 
     assert close(found.logits, logits)
 
 
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("ratio", [0.1, 0.6])
+def test_what_is_replayed_enters_layers_with_states_as_it_was_captured(name: str, ratio: float) -> None:
+    model, prompt = ours(name), MIXED.prompt(ours(name))
+    layers = model.decoder.model_layers
+    if not layers.stretches:
+        assert not layers.states.isdisjoint(layers.keeping)
+        return
+    choice = chosen(model, prompt, policy="replay", ratio=ratio)
+    dense_logits = dense.replayed(native(name), prompt.ids, MIXED.cached, choice=choice, layers=layers.inputs)
+
+    for size in (7, 1024):
+        found = fused(model, prompt, policy="replay", ratio=ratio, piece_rows=size)
+        assert found.report.recomputed == 0
+        assert close(found.logits, dense_logits)
+    assert not close(fused(model, prompt, policy="reuse").logits, dense_logits)
+
+
 @pytest.mark.parametrize("name", BY_ROWS)
 @pytest.mark.parametrize(
     ("policy", "sizes"),

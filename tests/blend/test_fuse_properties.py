@@ -6,18 +6,21 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import Qwen3_5TextConfig
 
+from blend.adopt.load import adopt
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment
 from blend.run.context import Context
 from store.record_source import HeldRecord
 from store.rows import StoredRows, joined, plain_rows
 from tests.blend import dense
-from tests.blend.families import draw, native, ours
+from tests.blend.families import BASE, LINEAR, build, draw, native, ours, put, words
 from tests.blend.fusing import READERS, Case, chosen, close, fused, layout
 
 FAMILIES = ("llama", "mistral-window", "gemma3", "smollm3", "llama4", "gemma4")  # windows of 24, mixed layers, sharing
@@ -105,6 +108,26 @@ class Torn(HeldRecord):
                 kept[layer - begin] = one and replace(one, values=np.full_like(one.values, np.nan))
             found.append(plain_rows(kept))
         return joined(found)
+
+
+@pytest.mark.parametrize("fault", ["torn", "not finite"])
+def test_what_enters_a_layer_and_cannot_be_read_is_computed_from_its_text(fault: str) -> None:
+    kinds = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
+    model = adopt(put(build(Qwen3_5TextConfig(**BASE, **{**LINEAR, "layer_types": kinds}))), words())
+    prefix, a, b, suffix = draw(5, 9, 40, 33, 11)
+    [layer] = model.decoder.model_layers.inputs
+    assert layer > model.decoder.model_layers.keeping[-1], "keys and values are read before"
+    prompt = Case(prefix, (), "hh", (a, b), suffix).prompt(model)
+    last = prompt.segments[-1]
+    assert isinstance(last, ChunkSegment) and isinstance(last.source, HeldRecord)
+    torn = replace(prompt, segments=(prompt.segments[0], ChunkSegment(b, Torn(last.source, layer, fault))))
+    found = fused(model, torn, policy="replay", ratio=0.3)
+
+    kept = () if fault == "not finite" else prompt.segments[:1]  # nobody knows which of them it was
+    text = replace(prompt, segments=(*(kept or [ChunkSegment(a)]), ChunkSegment(b)))
+    assert close(found.logits, fused(model, text, policy="replay", ratio=0.3).logits)
+    assert {number for number, _ in found.report.misses} == ({1} if kept else {0, 1})
+    assert fused(model, torn, policy="reuse").report.misses == (), "who replays nothing reads nothing of it"
 
 
 @dataclass

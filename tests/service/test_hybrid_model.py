@@ -38,16 +38,18 @@ def test_it_is_exact_by_default_and_where_all_is_computed_and_blends_where_asked
                 {"policy": "ask", "ratio": 1.0},
                 {"policy": "heads", "ratio": 0.2},
                 {"policy": "reuse"},
+                {"policy": "replay", "ratio": 0.2},
             )
         }
-        default, full, again, some, reused = texts.values()
+        default, full, again, some, reused, replayed = texts.values()
         assert default["report"]["policy"] == "prefix"
         assert default["answer"] == full["answer"] == again["answer"]
         assert {chunk["source"] for chunk in reused["report"]["chunks"]} == {"lmdb"}
         assert 0 < some["usage"]["recomputed_tokens"] < reused["usage"]["reused_tokens"]
+        assert replayed["usage"]["reused_tokens"] == reused["usage"]["reused_tokens"]
         refused = client.post("/v1/query", json={"question": QUESTIONS[0], "blend": {"policy": "ask", "ratio": 0.2}})
         assert refused.status_code == 422
-        assert "choose heads, reuse, prefix or full for this model" in refused.text
+        assert "choose replay, heads, reuse, prefix or full for this model" in refused.text
         once_more = ask(client, QUESTIONS[0], sampling={"max_tokens": 8})
         assert once_more["answer"] == full["answer"]
         assert once_more["usage"]["reused_tokens"] > 0, "the system prompt is kept with its states"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blend.adopt.load import LoadedModel
-from blend.fuse.policy import SCATTERED, policy_name, with_rule
+from blend.fuse.policy import REPLAY, SCATTERED, policy_name, with_rule
 from retriever.readers.reading import ReadingProblem
 from service.app.compose_truth import compose_truth
 from service.app.operating_point import OperatingPoint, operating_point, point_file
@@ -92,12 +92,13 @@ class Evaluation:
         self, model: LoadedModel, settings: Settings, *, progress: Progress, on_fit: Callable[[FittedRule, int], None]
     ) -> tuple[GridResult, PolicyChoice]:
         """Asks the questions, and chooses a point. Points that name `ask` alone get the model's rule; those that are no
-        use with layers that keep a state are left out.
+        use with its layers are left out.
         """
         policy = self._fitted(model, progress, on_fit=on_fit) if self.fits else _in_force(settings, model)
         points = [replace(point, policy=with_rule(point.policy, default=policy)) for point in self.points]
-        if model.decoder.model_layers.states:
-            points = [point for point in points if policy_name(point.policy) not in SCATTERED]
+        layers = model.decoder.model_layers
+        useless = (*(SCATTERED if layers.states else ()), *(() if layers.stretches else (REPLAY,)))
+        points = [point for point in points if policy_name(point.policy) not in useless]
         with progress(len(self.compared)) as done:
             result = run(model, self.compared, points=points, answer_tokens=self.answer_tokens, progress=done)
         return result, choose(result.rows, result.yardsticks[0], bounds=self.bounds)

@@ -184,7 +184,7 @@ def test_a_point_that_does_not_exist_is_named(
 
 
 def test_without_names_all_policies_but_prefix_are_compared() -> None:
-    named = ["full", "reuse", "heads", "deviation", "hybrid", "ask"]
+    named = ["full", "reuse", "heads", "deviation", "hybrid", "ask", "replay"]
     assert [point.policy for point in grid(None, [0.1], codecs=["q4"])] == named
 
 

@@ -3,7 +3,7 @@
 from typing import Any, Literal, NotRequired, Required, TypedDict
 
 Json = dict[str, Any]
-Policy = Literal["full", "prefix", "reuse", "heads", "deviation", "hybrid", "ask"]
+Policy = Literal["full", "prefix", "reuse", "heads", "deviation", "hybrid", "ask", "replay"]
 Mode = Literal["lexical", "vector", "hybrid"]
 
 
