@@ -184,6 +184,7 @@ def usual_sampling(said: GenerationConfig | None) -> Sampling:
             temperature=0.0 if is_greedy else of("temperature", 1.0),
             top_p=of("top_p", 1.0),
             top_k=int(of("top_k", 0)),
+            min_p=of("min_p", 0.0),
             repetition_penalty=of("repetition_penalty", 1.0),
         )
     except SamplingError as error:

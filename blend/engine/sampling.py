@@ -34,6 +34,7 @@ class Sampling:
     temperature: float = 0.0  # 0 takes the likeliest token
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
+    min_p: float = 0.0  # of the likeliest token's probability, what a token has to have; 0 is off
     seed: int | None = None
     stop: tuple[str, ...] = ()
     repetition_penalty: float = 1.0
@@ -48,6 +49,7 @@ class Sampling:
             ("temperature", 0 <= self.temperature <= 2, "in [0, 2]; 0 is greedy"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]; 1 is off"),
             ("top_k", 0 <= self.top_k < 2**31, "at least 0; 0 is off"),
+            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]; 0 is off"),
             ("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "an integer of 64 bits"),
             ("stop", len(self.stop) <= 16 and all(self.stop), "at most 16 strings, none of them empty"),
             ("repetition_penalty", 0.1 <= self.repetition_penalty <= 10, "in [0.1, 10]; 1 is off"),
@@ -143,8 +145,11 @@ class Sampler:
         return ids[:kept], weights[:kept]
 
     def _throw(self, weights: Tensor) -> int:
-        """Draws a place, each as likely as its weight. The draw is in (0, 1]: a weight of zero is never hit."""
-        reached = weights.cumsum(0, dtype=torch.float64)
+        """Draws a place, each as likely as its weight, of which the largest is 1; those below min-p weigh nothing.
+
+        The draw is in (0, 1]: a weight of zero is never hit.
+        """
+        reached = weights.where(weights >= self._sampling.min_p, 0.0).cumsum(0, dtype=torch.float64)
         draw = 1 - torch.rand(1, dtype=torch.float64, device=weights.device, generator=self._random)
         return int(torch.searchsorted(reached, draw * reached[-1]))
 

@@ -122,4 +122,19 @@ Filter = Annotated[
 ]
 WHOLE = BeforeValidator(_whole)  # stands behind limits, or the schema loses them
 Whole = Annotated[int, WHOLE]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
+TokensDrawn = Annotated[int, Field(ge=0, lt=2**31, description="The likeliest tokens that are drawn of; 0: all"), WHOLE]
+MinP = Annotated[
+    float, Field(ge=0, le=1, description="Of the likeliest token's probability, what a token has to have; 0 is off")
+]
+RepetitionPenalty = Annotated[
+    float, Field(ge=0.1, le=10, description="Above 1, what stands in the prompt or answer becomes less likely")
+]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Stops = Stop | Annotated[list[Stop], Field(max_length=16)]
 Limit = Annotated[int, Field(ge=1, le=MOST_LISTED, description="Entries of one page")]
+
+
+def stop_strings(given: str | list[str] | None) -> tuple[str, ...]:
+    """The texts that end an answer."""
+    return (given,) if isinstance(given, str) else tuple(given or ())

@@ -4,7 +4,7 @@ import secrets
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import Header
-from pydantic import Field, StringConstraints
+from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from blend.engine.sampling import Sampling
@@ -13,7 +13,24 @@ from blend.fuse.policy import POLICIES, with_rule
 from retriever.documents import Json
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
 from service.api.caller import Caller
-from service.api.fields import WHOLE, ChunkId, CollectionName, Filter, Name, OneOf, Strict, Text, Title, Whole
+from service.api.fields import (
+    WHOLE,
+    ChunkId,
+    CollectionName,
+    Filter,
+    MinP,
+    Name,
+    OneOf,
+    RepetitionPenalty,
+    Seed,
+    Stops,
+    Strict,
+    Text,
+    Title,
+    TokensDrawn,
+    Whole,
+    stop_strings,
+)
 from service.errors import Invalid
 
 if TYPE_CHECKING:
@@ -31,7 +48,6 @@ SecondsGiven = Annotated[
     ),
 ]
 SESSION = "The conversation, for vLLM to keep what it has of it for this key's next turn"
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
 class MessageIn(Strict):
@@ -98,8 +114,11 @@ class SamplingIn(Strict):
     max_tokens: Whole = Field(256, ge=1, le=1_000_000, description="Of the answer, in JSON too")
     temperature: float = Field(0.0, ge=0, le=2, description="0 takes the likeliest token")
     top_p: float = Field(1.0, gt=0, le=1)
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
+    top_k: TokensDrawn = 0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    stop: Stops | None = None
+    seed: Seed | None = None
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
 
 
@@ -188,12 +207,14 @@ def _lookup(wanted: AskedQuestion, query: str, *, top_k: int) -> Lookup | None:
 def _sampling(wanted: SamplingIn | None) -> Sampling:
     if wanted is None:
         return Sampling()
-    stop = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop or []
     return Sampling(
         max_tokens=wanted.max_tokens,
         temperature=wanted.temperature,
         top_p=wanted.top_p,
-        stop=tuple(stop),
+        top_k=wanted.top_k,
+        min_p=wanted.min_p,
+        repetition_penalty=wanted.repetition_penalty,
+        stop=stop_strings(wanted.stop),
         seed=wanted.seed,
     )
 

@@ -3,21 +3,20 @@
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Self
 
-from blend.engine.sampling import LogitsProcessor, Sampling
+from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, ToolUse, Turn
 from service.api.questions import ObjectFormat, SchemaFormat
 from service.errors import Invalid
-from service.model.logit_processors import GeneratorRule, LogitBias, Penalties, chained
+from service.model.logit_processors import GeneratorRule, chained
 from service.model.schema_check import ANY_OBJECT
 from service.openai.request import MOST_TOKENS, ChatRequest
 
 if TYPE_CHECKING:
     from service.app.core import Core
 
-SMALLEST: Final = 1e-9  # the likeliest token alone
 EXACT: Final = BlendOrder("full", 0.0)
 
 
@@ -105,17 +104,13 @@ def _order(request: ChatRequest, default: BlendOrder) -> BlendOrder | None:
 
 def _sampling(request: ChatRequest, usual: Sampling) -> Sampling:
     """What the request says; where it says nothing, what the model's authors do."""
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    sampling = request.over(usual)
     return replace(
-        usual,
+        sampling,
         choices=_choices(request),
         max_tokens=request.max_completion_tokens or request.max_tokens or MOST_TOKENS,
-        temperature=usual.temperature if request.temperature is None else request.temperature,
-        top_p=usual.top_p if request.top_p is None else max(request.top_p, SMALLEST),
-        seed=request.seed,
-        stop=tuple(stop or ()),
         logprobs=_logprobs(request),
-        processor=_processor(request),
+        processor=chained(sampling.processor, _generator_rule(request)),
     )
 
 
@@ -123,16 +118,6 @@ def _logprobs(request: ChatRequest) -> int | None:
     if request.top_logprobs and not request.logprobs:
         raise Invalid("top_logprobs needs logprobs: true", field="top_logprobs")
     return request.top_logprobs or 0 if request.logprobs else None
-
-
-def _processor(request: ChatRequest) -> LogitsProcessor | None:
-    frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
-    biases = {int(token): bias for token, bias in (request.logit_bias or {}).items()}
-    return chained(
-        LogitBias(biases) if biases else None,
-        Penalties(frequency=frequency, presence=presence) if frequency or presence else None,
-        _generator_rule(request),
-    )
 
 
 def _generator_rule(request: ChatRequest) -> GeneratorRule | None:

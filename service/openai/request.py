@@ -18,7 +18,8 @@ from pydantic.config import JsonDict
 
 from blend.text.template import Option
 from service.api.fields import WHOLE, ChunkId, CollectionName, Name, OneOf, Strict
-from service.api.questions import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
+from service.api.questions import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, TextFormat
+from service.openai.sampling_fields import SamplingFields
 from service.openai.tools import MOST_TOOLS, Tool, ToolCall, ToolChoice
 
 MOST_CHOICES: Final = 16
@@ -74,15 +75,9 @@ def _content(given: object) -> object:
 Unused = Annotated[object, WithJsonSchema({"description": "Accepted and not used"})]
 Functions = Annotated[object, not_served(NO_FUNCTIONS), WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
 Refused = Annotated[object, WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Rule = Annotated[str, StringConstraints(min_length=1, max_length=MOST_RULE)]
 Schema = Annotated[dict[str, object], Field(examples=[{"type": "object"}])]
 Most = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
-Biases = Annotated[
-    dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
-]
 
 
 class Part(Strict):
@@ -194,7 +189,7 @@ class Unserved(Strict):
     store: Annotated[Refused, not_served("kvweave keeps no answers: leave it out")] = None
 
 
-class ChatRequest(Extras, Neutral, Unserved):
+class ChatRequest(Extras, SamplingFields, Neutral, Unserved):
     """A chat to go on with."""
 
     model_config = ConfigDict(json_schema_extra=_ONLY_WITH_LOGPROBS)
@@ -205,22 +200,15 @@ class ChatRequest(Extras, Neutral, Unserved):
     max_completion_tokens: Most | None = Field(
         None, description=f"Of the answer, in JSON too; without it and max_tokens, {MOST_TOKENS:,} at most"
     )
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES), WHOLE] | None = Field(
         None, description="Answers to the one prompt; more than one with a generator alone"
     )
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
     structured_outputs: StructuredOutputs | None = Field(None, description="As vLLM takes it; with a generator alone")
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: Biases | None = None
     tools: list[Tool] | None = Field(None, description="With a generator alone", max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -33,8 +33,8 @@ def save(folder: Path, model: hf.PreTrainedModel) -> str:
     [
         ({}, Sampling(temperature=1.0)),
         (
-            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1},
-            Sampling(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1),
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1},
+            Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1),
         ),
         ({"do_sample": False}, Sampling(temperature=0.0)),
         ({"temperature": 7.0, "top_p": 0.5}, Sampling(temperature=1.0)),

@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from blend.engine.engine import EngineRequest
 from blend.engine.sampling import Sampler, Sampling
 from blend.errors import NotFinite, SamplingError
+from blend.fuse.prompt import Prompt
+from tests.blend.asking import Asked, engine
+from tests.blend.dense import prefill
+from tests.blend.families import draw, native, ours
 
 CPU = torch.device("cpu")
 PROMPT = (3, 1, 4, 1, 5, 900)  # 900 can be read but not predicted
@@ -33,6 +38,16 @@ def run(sampling: Sampling, steps: int = 40) -> list[int]:
 
 def call(make: Callable[..., Sampling], field: str, *, value: object) -> Sampling:
     return make(**{field: value})
+
+
+def processors(sampling: Sampling) -> hf.LogitsProcessorList:
+    """Those of transformers, in its order."""
+    theirs = hf.LogitsProcessorList([hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)])
+    theirs.append(hf.TemperatureLogitsWarper(sampling.temperature or 1.0))
+    theirs.append(hf.TopKLogitsWarper(sampling.top_k or 1 << 20))
+    theirs.append(hf.TopPLogitsWarper(sampling.top_p))
+    theirs.append(hf.MinPLogitsWarper(sampling.min_p))
+    return theirs
 
 
 class Allow:
@@ -80,15 +95,15 @@ def test_the_repetition_penalty_is_that_of_transformers_over_prompt_and_answer(p
         Sampling(temperature=1.0, top_p=0.01),
         Sampling(temperature=1.2, top_k=8, top_p=0.8),
         Sampling(temperature=1.1, top_k=100, top_p=0.9, repetition_penalty=1.8),
+        Sampling(temperature=1.3, min_p=0.2),
+        Sampling(temperature=0.8, min_p=1.0),
+        Sampling(temperature=1.6, top_p=0.9, min_p=0.1),
+        Sampling(temperature=1.5, top_k=9, top_p=0.95, min_p=0.15, repetition_penalty=1.4),
     ],
     ids=str,
 )
 def test_tokens_come_as_often_as_behind_the_processors_of_transformers(sampling: Sampling) -> None:
-    draws, logits = 3000, random_logits(7)
-    theirs = hf.LogitsProcessorList([hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)])
-    theirs.append(hf.TemperatureLogitsWarper(sampling.temperature))
-    theirs.append(hf.TopKLogitsWarper(sampling.top_k or len(logits)))
-    theirs.append(hf.TopPLogitsWarper(sampling.top_p))
+    draws, logits, theirs = 3000, random_logits(7), processors(sampling)
     wanted = theirs(torch.LongTensor([PROMPT]), logits[None].clone())[0].softmax(0)
 
     counts = torch.zeros(len(logits))
@@ -96,6 +111,27 @@ def test_tokens_come_as_often_as_behind_the_processors_of_transformers(sampling:
         counts[sampler(replace(sampling, seed=seed), PROMPT).pick(logits).token] += 1
     assert int(counts[wanted == 0].sum()) == 0
     assert bool(((counts / draws - wanted).abs() <= 5 * (wanted * (1 - wanted) / draws).sqrt() + 1e-9).all())
+
+
+def test_each_of_a_batch_is_drawn_as_transformers_processors_leave_it() -> None:
+    base, [ids] = Sampling(max_tokens=12, ignore_eos=True), draw(5, 40)
+    samplings = [
+        replace(base, repetition_penalty=1.7),
+        replace(base, temperature=1.0, top_k=3, seed=1),
+        replace(base, temperature=1.2, min_p=0.6, seed=2),
+        replace(base, temperature=1.5, top_k=8, min_p=0.3, repetition_penalty=1.3, seed=3),
+    ]
+    with engine(ours("llama")) as to:
+        together = [Asked(to, EngineRequest(Prompt(ids, (), ids[:3]), each)) for each in samplings]
+        answers = [asked.wait().ids for asked in together]
+
+    for sampling, answer in zip(samplings, answers, strict=True):
+        for at, token in enumerate(answer):
+            before = [*ids, *ids[:3], *answer[:at]]
+            left = processors(sampling)(torch.LongTensor([before]), prefill(native("llama"), before)[-1:])[0]
+            allowed = left.isfinite().nonzero()[:, 0].tolist() if sampling.temperature else [int(left.argmax())]
+            assert token in allowed
+            assert len(allowed) <= 8
 
 
 @settings(max_examples=60, deadline=None)
@@ -203,6 +239,7 @@ def test_a_processor_that_allows_nothing_is_named() -> None:
         ("temperature", [-0.1, 2.1, math.inf, math.nan]),
         ("top_p", [0.0, 1.1, -1.0, math.nan]),
         ("top_k", [-1, math.nan]),
+        ("min_p", [-0.1, 1.1, math.nan]),
         ("seed", [2**64, -(2**63) - 1]),
         ("stop", [("",), ("a", ""), ("a",) * 17]),
         ("repetition_penalty", [0.0, -1.0, 11.0, math.inf, math.nan]),

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from blend.engine.sampling import Sampling
 from blend.errors import Busy, NotFinite, PromptError
 from blend.fuse.policy import POLICIES
 from service.api.questions import BlendIn
@@ -125,6 +126,9 @@ def test_what_is_asked_reaches_the_pipeline(operator: TestClient, core: FakeCore
             "max_tokens": 7,
             "stop": "x",
             "seed": 3,
+            "top_k": 40,
+            "min_p": 0.1,
+            "repetition_penalty": 1.2,
             "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
         },
     }
@@ -136,7 +140,7 @@ def test_what_is_asked_reaches_the_pipeline(operator: TestClient, core: FakeCore
     assert (ask.lookup, ask.asks, ask.documents[0].text, ask.grammar) == (None, True, "loose", schema)
     assert ask.order is not None
     assert (ask.order.policy, ask.order.ratio) == ("ask", 0.5)
-    assert (ask.sampling.max_tokens, ask.sampling.stop, ask.sampling.seed) == (7, ("x",), 3)
+    assert ask.sampling == Sampling(max_tokens=7, stop=("x",), seed=3, top_k=40, min_p=0.1, repetition_penalty=1.2)
     operator.post("/v1/query", json={**wanted, "top_k": 2})
     lookup = core.pipeline.asks[1].lookup
     assert lookup is not None
@@ -153,6 +157,9 @@ REFUSED = [
     {"messages": [{"role": "tool", "content": "q"}]},
     {"question": "q", "filter": {"$nor": []}},
     {"question": "q", "sampling": {"top_p": 0}},
+    {"question": "q", "sampling": {"top_k": -1}},
+    {"question": "q", "sampling": {"min_p": 1.01}},
+    {"question": "q", "sampling": {"repetition_penalty": 0}},
     {"question": "q", "sampling": {"stop": ["x"] * 17}},
     {"question": "q", "sampling": {"response_format": {"type": "xml"}}},
     {"question": "q", "blend": {"policy": "magic"}},

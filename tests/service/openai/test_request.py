@@ -23,6 +23,7 @@ from tests.service.openai.served import CHUNK, READER, FakeCore, FakePipeline, a
 
 DEFAULTS = Defaults(BlendOrder("hybrid", 0.15), top_k=7)
 USER = {"role": "user", "content": "Where?"}
+RARER = {"top_k": 5, "min_p": 0.25, "repetition_penalty": 1.5}
 
 
 def asked(**more: object) -> AnswerRequest:
@@ -58,13 +59,16 @@ def test_what_is_left_out_is_as_at_openai() -> None:
 
 
 def test_a_model_samples_as_usual_where_the_request_says_nothing() -> None:
-    usual = Sampling(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1)
-    bodies = ({}, {"temperature": 0.0}, {"top_p": 0.5})
+    usual = Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1)
+    bodies = ({}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 0, "min_p": 0, "repetition_penalty": 1})
     requests = [ChatRequest.model_validate({"model": "default", "messages": [USER], **body}) for body in bodies]
     found = [to_answer_request(each, READER, id="c", defaults=replace(DEFAULTS, usual=usual)) for each in requests]
-    told = [(each.sampling.temperature, each.sampling.top_p, each.sampling.top_k) for each in found]
-    assert told == [(0.6, 0.9, 20), (0.0, 0.9, 20), (0.6, 0.5, 20)]
-    assert {each.sampling.repetition_penalty for each in found} == {1.1}
+    assert [each.sampling for each in found] == [
+        replace(usual, max_tokens=MOST_TOKENS),
+        replace(usual, max_tokens=MOST_TOKENS, temperature=0.0),
+        replace(usual, max_tokens=MOST_TOKENS, top_p=0.5),
+        Sampling(max_tokens=MOST_TOKENS, temperature=0.6, top_p=0.9),
+    ]
 
 
 def test_null_is_the_same_as_nothing() -> None:
@@ -74,8 +78,9 @@ def test_null_is_the_same_as_nothing() -> None:
 
 def test_every_field_reaches_the_sampling() -> None:
     sampling = asked(
-        max_tokens=5, temperature=0, top_p=0.5, stop=["a", "b"], seed=-3, logprobs=True, top_logprobs=4
+        max_tokens=5, temperature=0, top_p=0.5, stop=["a", "b"], seed=-3, logprobs=True, top_logprobs=4, **RARER
     ).sampling
+    assert {name: getattr(sampling, name) for name in RARER} == RARER
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (5, 0, 0.5)
     assert (sampling.stop, sampling.seed, sampling.logprobs) == (("a", "b"), -3, 4)
     assert asked(max_tokens=5, max_completion_tokens=9).sampling.max_tokens == 9
@@ -203,6 +208,9 @@ CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments
         ({"web_search_options": {"x": 1}}, "web_search_options", "searches no web"),
         ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
         ({"temperature": "1"}, "temperature", "number"),
+        ({"top_k": -1}, "top_k", "greater than or equal to 0"),
+        ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.1"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": ""}, "stop", "at least 1"),

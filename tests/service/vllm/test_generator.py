@@ -110,7 +110,8 @@ def test_a_session_shares_a_salt_with_itself_alone(pair: Pair) -> None:
 
 
 def test_rules_over_tokens_are_passed_on_where_vllm_has_the_same(pair: Pair, own: httpx.Client) -> None:
-    rules = {"logit_bias": {"5": -100.0, "7": 1.5}, "frequency_penalty": 0.5, "presence_penalty": -0.25}
+    rules: Json = {"logit_bias": {"5": -100.0, "7": 1.5}, "frequency_penalty": 0.5, "presence_penalty": -0.25}
+    rules |= {"top_k": 9, "min_p": 0.25, "repetition_penalty": 1.5}
     chat = {"model": "default", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 3, "temperature": 0}
     good(pair.client.post("/v1/chat/completions", json={**chat, **rules}))
     [body] = pair.script.bodies

@@ -48,11 +48,17 @@ class Blend(TypedDict, total=False):
 
 
 class Sampling(TypedDict, total=False):
-    """How tokens are chosen. `response_format` is as OpenAI has it: text, json_object or json_schema."""
+    """How tokens are chosen; `top_k` counts tokens here.
+
+    `response_format` is as OpenAI has it: text, json_object or json_schema.
+    """
 
     max_tokens: int
     temperature: float
     top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
     stop: str | list[str] | None
     seed: int | None
     response_format: Json | None
@@ -129,6 +135,9 @@ class ChatOptions(TypedDict, total=False):
     max_tokens: int | None
     temperature: float | None
     top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
     stop: str | list[str] | None
     seed: int | None
     response_format: Json | None
