@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -81,6 +82,9 @@ def doctor(
     *,
     model: ModelName = "",
     quick: Annotated[bool, typer.Option("--quick", help="Leave model and embedder unloaded.")] = False,
+    decoders: Annotated[
+        bool, typer.Option("--decoders", help="Tell which kinds of models are served, instead.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check what a service needs, as the settings have it: versions, device, data folder, store, port, model, embedder.
@@ -91,7 +95,11 @@ def doctor(
       kvweave doctor
       kvweave doctor --model ./my-model
       kvweave doctor --quick --json
+      kvweave doctor --decoders
     """
+    if decoders:
+        _show_decoders(as_json=as_json)
+        return
     settings, found = settings_with(model), list[Finding]()
     loads = {} if quick else {"model": _model, "embedder": _embedder}
     checks = {"versions": _versions, "device": _device, "data": _data, "store": _store, "port": _port, **loads}
@@ -104,6 +112,19 @@ def doctor(
     for each in () if as_json else found:
         tell(f"{each.state:<6}{each.what:<10}{each.text}")
     raise typer.Exit(any(each.state == FAILS for each in found))
+
+
+def _show_decoders(*, as_json: bool) -> None:
+    """Tells what `load` said of each decoder of transformers, by the `model_type` in a checkpoint's config.json."""
+    _, _, *lines = files("blend.adopt").joinpath("decoders.md").read_text("utf-8").splitlines()
+    told = [line.strip("| ").replace("`", "").split(" | ") for line in lines]
+    if as_json:
+        typer.echo(json.dumps([{"it is": kind, "model_type": names.split(", ")} for kind, names in told], indent=2))
+        return
+    table = plain_table(*(Column(name, overflow="fold") for name in ("it is", "model_type")))
+    for kind, names in told:
+        table.add_row(kind, names)
+    console().print(table)
 
 
 def _finding(what: str, check: Callable[[], str]) -> Finding:

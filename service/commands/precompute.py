@@ -210,6 +210,8 @@ def _run(
         words = (
             f"1 MB of text like the first is {cost.tokens:,.0f} tokens, which take {size(cost.nbytes)} with this model"
         )
+        if target.tenant.model.has_states and target.tenant.model.order.policy == "prefix":
+            words += "; `prefix`, which answers of it come by, reads none: kvweave eval --save auto finds what may"
         typer.echo(json.dumps({"event": "cost", **asdict(cost)})) if as_json else tell(words, err=True)
     work = Precompute(target, wanted)
     with shown_progress(found, as_json=as_json) as on_progress:

@@ -1,5 +1,5 @@
 """Each decoder of the installed transformers, made small out of its configuration class, with random weights, and what
-`load` says of it: as a module it writes the table of docs/models.md.
+`load` says of it: as a module it writes the table of docs/models.md, which `kvweave doctor --decoders` tells.
 
 Sizes are set by the names that all classes share; what else a class needs stands in `OTHER_SETTINGS`.
 """
@@ -22,6 +22,7 @@ from tests.blend.families import words
 Settings = dict[str, Any]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+TOLD = PAGE.parents[1] / "blend" / "adopt" / "decoders.md"
 SERVED, FOR_TEXT, REFUSED, UNTRIED = "served", "served for text", "refused: ", "not tried: "
 DRAFT = "a draft that reads another model's hidden states, no decoder of its own"
 SOUND = "it writes sound"
@@ -271,6 +272,7 @@ def _write() -> None:
     page = re.sub(r"transformers \d[\w.]*", f"transformers {hf.__version__}", PAGE.read_text("utf-8"))
     rows = re.compile(r"^\| it is \|.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
     PAGE.write_text(rows.sub(lambda _: table(found), page, count=1), "utf-8")
+    TOLD.write_text(table(found) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

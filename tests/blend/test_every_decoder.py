@@ -13,7 +13,16 @@ import transformers as hf
 from blend.adopt.load import LoadedModel, load
 from blend.capture.capture import capture
 from tests.blend import dense
-from tests.blend.every_decoder import FOR_TEXT, PAGE, model_types, outcome, outcomes_in, save_checkpoint, whole_model
+from tests.blend.every_decoder import (
+    FOR_TEXT,
+    PAGE,
+    TOLD,
+    model_types,
+    outcome,
+    outcomes_in,
+    save_checkpoint,
+    whole_model,
+)
 from tests.blend.families import draw
 from tests.blend.fusing import ASK, Case, chosen, close, fused
 
@@ -35,6 +44,10 @@ def quick_and_long(names: Sequence[str]) -> list[object]:
 @of_the_same_transformers
 def test_the_page_has_each_decoder_of_transformers_once() -> None:
     assert sorted(OUTCOMES) == model_types()
+
+
+def test_the_package_has_the_table_of_the_page() -> None:
+    assert TOLD.read_text("utf-8") in PAGE.read_text("utf-8")
 
 
 @of_the_same_transformers

@@ -79,3 +79,13 @@ def test_settings_are_shown_with_their_origin_and_without_secrets(
     assert values["generator"] == "http://host:8000/v1?fallback=own#model"
     assert (values["top_k"], values["weights"]) == (7, {"acme": 2.0})
     assert [places[name] for name in ("top_k", "port", "codec")] == [given["KVWEAVE_CONFIG"], "KVWEAVE_PORT", "default"]
+
+
+def test_each_decoder_is_told_with_its_reason() -> None:
+    rows = {
+        name: str(row["it is"]) for row in found("doctor --decoders") for name in cast(list[str], row["model_type"])
+    }
+    assert rows["qwen3_5_text"] == "served" and rows["qwen3_vl"] == "served for text"
+    assert rows["deepseek_v32"].startswith("refused") and "sparse attention" in rows["deepseek_v32"]
+    shown = CliRunner().invoke(cli.app, ["doctor", "--decoders"], catch_exceptions=False)
+    assert "qwen3_next" in shown.stdout

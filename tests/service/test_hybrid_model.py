@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import transformers as hf
+from typer.testing import CliRunner
 
+from service import cli
 from service.app.composition import compose_core
 from service.commands.doctor import _model
 from tests.blend.families import BASE, LINEAR, build
@@ -65,3 +67,19 @@ def test_it_is_handed_to_nobody(hybrid: str, tmp_path: Path) -> None:
 def test_doctor_tells_what_its_states_take(hybrid: str, tmp_path: Path) -> None:
     told = _model(settings_in(tmp_path, model=hybrid))
     assert "2 of its 4 layers keep one state of all tokens" in told
+
+
+def test_precompute_says_that_no_answer_reads_what_it_makes(
+    hybrid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "some.txt").write_text("The mill stands in the valley. Mira has run it for nine years.")
+    for name, value in {"MODEL": hybrid, "DATA": str(tmp_path / "data"), "EMBEDDER": "none"}.items():
+        monkeypatch.setenv(f"KVWEAVE_{name}", value)
+    told = CliRunner().invoke(cli.app, ["precompute", str(tmp_path / "some.txt")], catch_exceptions=False)
+    assert told.exit_code == 0
+    assert "`prefix`, which answers of it come by, reads none" in told.stderr
+    monkeypatch.setenv("KVWEAVE_POLICY", "replay")
+    (tmp_path / "more.txt").write_text("The bridge was built by her brother.")
+    told = CliRunner().invoke(cli.app, ["precompute", str(tmp_path / "more.txt")], catch_exceptions=False)
+    assert "1 MB of text" in told.stderr
+    assert "reads none" not in told.stderr
