@@ -102,7 +102,7 @@ class Chunks:
                 self._sources = event.sources
             case Delta():
                 if event.text or event.token:
-                    yield self._chunk(event.choice, MessageDelta(content=event.text), logprobs=_logprobs([event]))
+                    yield self._chunk(event.choice, MessageDelta(content=event.text), logprobs=logprobs_of([event]))
             case MessageAdded():
                 yield self._chunk(event.choice, MessageDelta.model_validate(event.fields))
             case ChoiceFinished():
@@ -119,12 +119,12 @@ class Chunks:
             yield last
             last = self._bare([])
             last.usage = usage_of(finished.usage)
-        last.kvweave = _extra(finished, self._sources)
+        last.kvweave = extra_of(finished, self._sources)
         yield last
 
     def _last(self, ended: ChoiceFinished | Finished) -> Iterator[ChatCompletionChunk]:
         """What is left of an answer, and why it ended."""
-        reason = _reason(ended.reason)
+        reason = reason_of(ended.reason)
         if ended.text:
             yield self._chunk(ended.choice, MessageDelta(content=ended.text))
         yield self._chunk(ended.choice, MessageDelta(), reason=reason)
@@ -175,7 +175,7 @@ def _completion(
         system_fingerprint=envelope.fingerprint,
         choices=[_choice(each, deltas) for each in sorted(ends, key=lambda end: end.choice)],
         usage=usage_of(finished.usage),
-        kvweave=_extra(finished, sources),
+        kvweave=extra_of(finished, sources),
     )
 
 
@@ -186,8 +186,8 @@ def _choice(ended: ChoiceFinished | Finished, deltas: Sequence[Delta | MessageAd
     return Choice(
         index=ended.choice,
         message=_message(added) if added else AnswerMessage(content=text),
-        logprobs=_logprobs(own),
-        finish_reason=_reason(ended.reason),
+        logprobs=logprobs_of(own),
+        finish_reason=reason_of(ended.reason),
     )
 
 
@@ -205,7 +205,8 @@ def _message(added: Sequence[MessageAdded]) -> AnswerMessage:
     return AnswerMessage(content=text or None, tool_calls=[calls[at] for at in sorted(calls)] or None)
 
 
-def _extra(finished: Finished, sources: tuple[Source, ...]) -> Extra:
+def extra_of(finished: Finished, sources: tuple[Source, ...]) -> Extra:
+    """What is told of an answer besides."""
     return Extra(
         report=finished.report,
         sources=[rendered_source(each) for each in sources],
@@ -213,13 +214,15 @@ def _extra(finished: Finished, sources: tuple[Source, ...]) -> Extra:
     )
 
 
-def _reason(reason: Finish) -> Reason:
+def reason_of(reason: Finish) -> Reason:
+    """Why an answer ended, as OpenAI says it. Raises Unavailable for one that was cut off."""
     if reason == "cancelled":
         raise Unavailable("the answer was cut off, the service is stopping: ask again")
     return reason
 
 
-def _logprobs(deltas: Sequence[Delta]) -> Logprobs | None:
+def logprobs_of(deltas: Sequence[Delta]) -> Logprobs | None:
+    """The log probabilities of tokens; None where nobody asked for them."""
     content = [
         TokenLogprob(**_top(delta.token).model_dump(), top_logprobs=[_top(each) for each in delta.top])
         for delta in deltas

@@ -119,6 +119,6 @@ def _param(error: Mapping[str, object]) -> str:
     for before, part in pairwise(cast(Sequence[object], error["loc"])):
         if isinstance(part, int):
             written += f"[{part}]"
-        elif before != "response_format" and not _BRANCH.fullmatch(str(part)):
+        elif before not in ("response_format", "format") and not _BRANCH.fullmatch(str(part)):
             written += "." + _UNREADABLE.sub("\ufffd", str(part))[:64]
     return written.removeprefix(".")

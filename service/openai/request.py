@@ -61,20 +61,24 @@ def not_served(reason: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _content(given: object) -> object:
-    """Checks a content as pydantic would, but that other kinds of parts get a sentence of their own."""
-    if given is not None and not isinstance(given, str | list):
-        raise ValueError("the content is a string, or a list of parts such as {type: text, text: ...}")
-    for part in cast(list[object], given) if isinstance(given, list) else []:
-        kind = cast(dict[str, object], part).get("type") if isinstance(part, dict) else part
-        if kind != "text":
-            raise ValueError(f"kvweave reads text only, got a part of the type {str(kind)[:40]!r}: leave it out")
-    return cast(object, given)
+def texts_of(*kinds: str) -> BeforeValidator:
+    """Checks a content as pydantic would, but that parts of other than these kinds get a sentence of their own."""
+
+    def check(given: object) -> object:
+        if given is not None and not isinstance(given, str | list):
+            raise ValueError(f"the content is a string, or a list of parts such as {{type: {kinds[0]}, text: ...}}")
+        for part in cast(list[object], given) if isinstance(given, list) else []:
+            kind = cast(dict[str, object], part).get("type") if isinstance(part, dict) else part
+            if kind not in kinds:
+                raise ValueError(f"kvweave reads text only, got a part of the type {str(kind)[:40]!r}: leave it out")
+        return cast(object, given)
+
+    return BeforeValidator(check)
 
 
 Unused = Annotated[object, WithJsonSchema({"description": "Accepted and not used"})]
-Functions = Annotated[object, not_served(NO_FUNCTIONS), WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
 Refused = Annotated[object, WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
+Functions = Annotated[Refused, not_served(NO_FUNCTIONS)]
 Rule = Annotated[str, StringConstraints(min_length=1, max_length=MOST_RULE)]
 Schema = Annotated[dict[str, object], Field(examples=[{"type": "object"}])]
 Most = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
@@ -93,7 +97,7 @@ class Message(Strict):
     model_config = ConfigDict(json_schema_extra=_CONTENT)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[Part] | None, BeforeValidator(_content)] = Field(
+    content: Annotated[str | list[Part] | None, texts_of("text")] = Field(
         None, examples=["Where does Mira live?"], validate_default=False
     )
     name: Unused = None
@@ -166,7 +170,6 @@ class Neutral(Strict):
     """What changes no answer of this service."""
 
     user: Unused = None
-    metadata: Unused = None
     service_tier: Unused = None
     safety_identifier: Unused = None
     prompt_cache_key: Unused = None
@@ -194,6 +197,7 @@ class ChatRequest(Extras, SamplingFields, Neutral, Unserved):
 
     model_config = ConfigDict(json_schema_extra=_ONLY_WITH_LOGPROBS)
 
+    metadata: Unused = None
     model: str = Field(examples=["default"])
     messages: list[Message] = Field(min_length=1, max_length=1000)
     max_tokens: Most | None = None

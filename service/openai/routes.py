@@ -23,6 +23,7 @@ from service.openai.defaults import Defaults, to_answer_request
 from service.openai.errors import OpenAIRoute
 from service.openai.model_check import check_model
 from service.openai.request import ChatRequest
+from service.openai.responses.routes import add_responses
 from service.openai.streams import streamed
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def router() -> APIRouter:
         check_model(core, unquote(model))  # a slash in a name comes as it is, or encoded still
         return _model(core, who)
 
+    add_responses(routes)
     return routes
 
 

@@ -21,6 +21,8 @@ CHUNKS = "KVWEAVE_TEST_CHUNKS"  # ids of chunks that are there
 DOCUMENT = "letter/0"  # that is there
 MOST_TOKENS = 4
 
+CHATS = "POST /v1/(chat/completions|responses)"
+
 Rule = tuple[type[Failure], str, str]  # a check's failure, the operation, and what the answer says
 
 UNSAYABLE: tuple[Rule, ...] = (
@@ -30,11 +32,11 @@ UNSAYABLE: tuple[Rule, ...] = (
     (AcceptedNegativeData, "POST /v1/documents", '"refused":["'),
     # A schema knows the first items of an array, and not the last.
     (RejectedPositiveData, "POST /v1/(query|fuse)", "the last message is the user's question"),
-    (RejectedPositiveData, "POST /v1/chat/completions", "the last message is the user's, where documents are read"),
+    (RejectedPositiveData, CHATS, "the last message is the user's, where documents are read"),
     # Nor one of them in the light of a field.
     (RejectedPositiveData, "POST /v1/(query|fuse)", "the messages have a system prompt already"),
     # A schema knows of no rules of a collection.
-    (RejectedPositiveData, "POST /v1/(search|query|fuse|chat/completions)", "is kept without search"),
+    (RejectedPositiveData, "POST /v1/(search|query|fuse|chat/completions|responses)", "is kept without search"),
     # A schema counts each list alone, and not how long an address becomes.
     (RejectedPositiveData, ".*", "the filter compares with more than"),
     (RejectedPositiveData, ".*", "the address and the headers have at most"),
@@ -46,11 +48,11 @@ UNSAYABLE: tuple[Rule, ...] = (
     (RejectedPositiveData, "POST /v1/chat/completions", "there are no tools to choose of"),
     (RejectedPositiveData, "POST /v1/chat/completions", "either response_format or structured_outputs"),
     # A schema knows of no vocabulary.
-    (RejectedPositiveData, "POST /v1/chat/completions", "leave it out of logit_bias"),
+    (RejectedPositiveData, CHATS, "leave it out of logit_bias"),
     # Numbers beside 2**63 are the same to what generates them, which counts in doubles.
-    (RejectedPositiveData, "POST /v1/(query|chat/completions)", "9223372036854775808"),
+    (RejectedPositiveData, "POST /v1/(query|chat/completions|responses)", "9223372036854775808"),
     # A deadline may be as short as anybody likes, and an address as long.
-    (ServerError, "POST /v1/(query|chat/completions)", "not whole in the time that it was given"),
+    (ServerError, "POST /v1/(query|chat/completions|responses)", "not whole in the time that it was given"),
     (AcceptedNegativeData, ".*", "the address and the headers have at most"),
     # Deleting a job cancels it; what became of it can be read afterwards.
     (UseAfterFree, "(GET|DELETE) /v1/jobs/.*", ""),
@@ -88,6 +90,8 @@ def _mended(operation: str, body: dict[str, Any]) -> dict[str, Any]:
         body["sampling"] = _short(body.get("sampling") or {})
     if operation == "POST /v1/chat/completions":
         body = _short({name: value for name, value in body.items() if name != "max_completion_tokens"})
+    if operation == "POST /v1/responses":
+        body = {**body, "max_output_tokens": min(int(body.get("max_output_tokens") or MOST_TOKENS), MOST_TOKENS)}
     return body
 
 

@@ -12,6 +12,11 @@ from service.answers.answer_request import AnswerRequest
 from service.answers.events import Delta, Event
 from tests.service.openai.served import KEY, OPENING, FakeCore, FakePipeline, app_over
 
+ASKED = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Where?"}]},
+    "/v1/responses": {"input": "Where?"},
+}
+
 
 @dataclass(slots=True)
 class EndlessPipeline(FakePipeline):
@@ -33,8 +38,9 @@ class EndlessPipeline(FakePipeline):
 class Visitor:
     """An ASGI server with one client, who leaves when told."""
 
-    def __init__(self, pipeline: FakePipeline, *, stream: bool) -> None:
-        body = {"model": "default", "messages": [{"role": "user", "content": "Where?"}], "stream": stream}
+    def __init__(self, pipeline: FakePipeline, *, stream: bool, path: str = "/v1/chat/completions") -> None:
+        body = {"model": "default", "stream": stream, **ASKED[path]}
+        self._path = path
         self.app = app_over(FakeCore(pipeline))
         self.sent: list[Message] = []
         self.leaves = asyncio.Event()
@@ -42,7 +48,7 @@ class Visitor:
 
     async def visit(self) -> None:
         headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
+        scope = {"type": "http", "method": "POST", "path": self._path, "headers": headers}
         more = {"query_string": b"", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1"}
         await self.app({**scope, **more}, self._receive, self._send)
 
@@ -56,12 +62,13 @@ class Visitor:
         self.sent.append(message)
 
 
+@pytest.mark.parametrize("path", ASKED)
 @pytest.mark.parametrize("kind", ["whole", "stream"])
 @pytest.mark.parametrize("events", [(), OPENING, (*OPENING, Delta("Avei"))])
-def test_a_client_that_leaves_frees_its_place(kind: str, events: tuple[Event, ...]) -> None:
+def test_a_client_that_leaves_frees_its_place(path: str, kind: str, events: tuple[Event, ...]) -> None:
     async def scene() -> None:
         pipeline = EndlessPipeline(events)
-        visitor = Visitor(pipeline, stream=kind == "stream")
+        visitor = Visitor(pipeline, stream=kind == "stream", path=path)
         visit = asyncio.create_task(visitor.visit())
         await pipeline.waits.wait()
         assert pipeline.open == 1

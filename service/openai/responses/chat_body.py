@@ -1,0 +1,41 @@
+"""A response's body as a chat's, so that both become the same request. Knows no pipeline."""
+
+from typing import Final
+
+from service.api.questions import ObjectFormat, SchemaFormat, TextFormat
+from service.errors import Invalid
+from service.openai.request import ChatRequest, Extras
+from service.openai.responses.request import MOST_ITEMS, FlatSchema, ResponseRequest
+from service.openai.sampling_fields import SamplingFields
+
+SAME: Final = frozenset({*Extras.model_fields, *SamplingFields.model_fields, "model"})  # in both bodies
+_OWN: Final = {"messages": "input", "response_format": "text.format", "logprobs": "top_logprobs"}
+
+
+def chat_body(request: ResponseRequest) -> ChatRequest:
+    """The chat that the request stands for. Raises Invalid for more turns than a chat may have."""
+    said = [("system", request.instructions)] if request.instructions else []
+    turns = [*said, *((each.role, each.text) for each in request.input)]
+    if len(turns) > MOST_ITEMS:
+        raise Invalid(f"there are {len(turns):,} turns, at most {MOST_ITEMS:,} are taken: send fewer", field="input")
+    fields = {name: getattr(request, name) for name in SAME & request.model_fields_set}
+    return ChatRequest.model_validate(
+        {
+            **fields,
+            "messages": [{"role": role, "content": text} for role, text in turns],
+            "max_completion_tokens": request.max_output_tokens,
+            "response_format": _format(request),
+            "logprobs": request.wants_logprobs,
+            "top_logprobs": request.top_logprobs,
+        }
+    )
+
+
+def in_own_fields(error: Invalid) -> Invalid:
+    """What was refused of the chat, told of the response's field."""
+    return Invalid(str(error), field=_OWN.get(error.field, error.field))
+
+
+def _format(request: ResponseRequest) -> TextFormat | ObjectFormat | SchemaFormat | None:
+    wanted = request.text.format if request.text else None
+    return SchemaFormat(type="json_schema", json_schema=wanted) if isinstance(wanted, FlatSchema) else wanted

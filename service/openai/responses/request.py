@@ -1,0 +1,143 @@
+"""The body of a response as OpenAI has it, with what a chat's body has of kvweave. Knows no answer.
+
+As there, what cannot change an answer is taken and ignored; what would be missed in it is refused with the reason.
+"""
+
+from typing import Annotated, Final, Literal, cast
+
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
+
+from service.api.fields import WHOLE, Strict
+from service.api.questions import NamedSchema, ObjectFormat, TextFormat
+from service.openai.request import Extras, Most, Neutral, Refused, Unused, not_served, texts_of
+from service.openai.sampling_fields import SamplingFields
+
+MOST_ITEMS: Final = 1000
+MOST_METADATA: Final = 16
+
+_TEXTS: Final = ("input_text", "output_text")
+_NOTHING_KEPT: Final = "kvweave keeps no answers: send the turns before as input"
+_LOGPROBS: Final = "message.output_text.logprobs"
+
+Metadatum = Annotated[str, StringConstraints(max_length=512)]
+MetadataKey = Annotated[str, StringConstraints(max_length=64)]
+Labels = Annotated[dict[MetadataKey, Metadatum], Field(max_length=MOST_METADATA, examples=[{"topic": "letters"}])]
+Included = Literal[
+    "message.output_text.logprobs",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+]
+
+
+class InputText(Strict):
+    """A part of a message."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Unused = None
+    logprobs: Unused = None
+    prompt_cache_breakpoint: Unused = None
+
+
+class InputMessage(Strict):
+    """One turn of a chat."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Annotated[str | list[InputText], texts_of(*_TEXTS)] = Field(examples=["Where does Mira live?"])
+    id: Unused = None
+    status: Unused = None
+    phase: Unused = None
+
+    @property
+    def text(self) -> str:
+        """The text of all parts, a line for each."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
+
+def _items(given: object) -> object:
+    """The items that a text stands for, which is one message of the user. Other kinds get a sentence of their own."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise ValueError("the input is a text, or a list of items such as {role: user, content: ...}")
+    for each in cast(list[object], given):
+        kind = cast(dict[str, object], each).get("type", "message") if isinstance(each, dict) else each
+        if kind != "message":
+            raise ValueError(f"kvweave reads messages only, got an item of the type {str(kind)[:40]!r}: leave it out")
+    return cast(object, given)
+
+
+Items = Annotated[list[InputMessage], Field(min_length=1, max_length=MOST_ITEMS)]
+
+
+class FlatSchema(NamedSchema):
+    """JSON that obeys a schema."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    type: Literal["json_schema"]
+
+
+class TextConfig(Strict):
+    """The form of the answer's text."""
+
+    format: TextFormat | ObjectFormat | FlatSchema | None = Field(None, discriminator="type")
+    verbosity: Unused = None
+
+
+class ResponseStreamOptions(Strict):
+    """What a stream tells besides."""
+
+    include_obfuscation: Unused = None
+
+
+class UnservedHere(Strict):
+    """What is refused, but for the ways to say that it is not wanted."""
+
+    tools: Annotated[Refused, not_served("kvweave calls tools in chats alone: leave it out")] = None
+    previous_response_id: Annotated[Refused, not_served(_NOTHING_KEPT)] = None
+    conversation: Annotated[Refused, not_served(_NOTHING_KEPT)] = None
+    store: Annotated[Refused, not_served("kvweave keeps no answers: leave it out")] = None
+    background: Annotated[Refused, not_served("kvweave answers at once or as a stream: leave it out")] = None
+    prompt: Annotated[Refused, not_served("kvweave keeps no prompts: send its text as instructions")] = None
+    context_management: Annotated[Refused, not_served("kvweave compacts nothing: leave it out")] = None
+    moderation: Annotated[Refused, not_served("kvweave moderates nothing: leave it out")] = None
+
+
+def _uncut(given: object) -> object:
+    if given == "auto":
+        raise ValueError("kvweave leaves out no turns, and says so where they are too long: leave it out")
+    return given
+
+
+class ResponseRequest(Extras, SamplingFields, Neutral, UnservedHere):
+    """Turns to answer."""
+
+    model: str = Field(examples=["default"])
+    input: Annotated[Items, BeforeValidator(_items, json_schema_input_type=str | Items)] = Field(
+        examples=["Where does Mira live?"]
+    )
+    instructions: str | None = Field(None, description="A system prompt before all turns")
+    max_output_tokens: Most | None = None
+    text: TextConfig | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    include: list[Included] | None = Field(None, max_length=16)
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    metadata: Labels | None = None
+    truncation: Annotated[Literal["disabled"] | None, BeforeValidator(_uncut)] = None
+    reasoning: Unused = None
+    max_tool_calls: Unused = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: Unused = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the log probabilities of tokens are told."""
+        return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())

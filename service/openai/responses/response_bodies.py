@@ -1,0 +1,143 @@
+"""What OpenAI's clients read of a response: whole, and event by event. Types alone."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from service.openai.answer_bodies import Extra, TokenLogprob
+from service.openai.responses.request import TextConfig
+
+EndStatus = Literal["completed", "incomplete"]
+
+
+class OutputText(BaseModel):
+    """The text of an answer."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[object] = Field(default_factory=list[object])
+    logprobs: list[TokenLogprob] = Field(default_factory=list[TokenLogprob])
+
+
+class OutputMessage(BaseModel):
+    """The answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: Literal["in_progress"] | EndStatus
+    content: list[OutputText]
+
+
+class InputTokens(BaseModel):
+    """The tokens of the prompt that were not computed for this answer."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokens(BaseModel):
+    """The tokens of an answer that nobody reads. There are none."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(BaseModel):
+    """What an answer took, in tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputTokens
+    output_tokens: int
+    output_tokens_details: OutputTokens
+    total_tokens: int
+
+
+class ResponseError(BaseModel):
+    """What went wrong behind the first token."""
+
+    code: Literal["server_error"] = "server_error"
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    """Why an answer is not whole."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseBody(BaseModel):
+    """A response, as far as it has come."""
+
+    id: str = Field(examples=["resp_5f1d0c2ab7e94d0e"])
+    object: Literal["response"] = "response"
+    created_at: int = Field(examples=[1_760_000_000])
+    completed_at: int | None = None
+    status: Literal["in_progress", "failed"] | EndStatus = "in_progress"
+    background: Literal[False] = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage] = Field(default_factory=list[OutputMessage])
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    store: bool = False
+    temperature: float
+    text: TextConfig
+    tool_choice: Literal["auto"] = "auto"
+    tools: list[dict[str, str]] = Field(default_factory=list[dict[str, str]])
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    kvweave: Extra | None = None
+
+
+class NumberedEvent(BaseModel):
+    """An event of a stream, with its place among all."""
+
+    type: str
+    sequence_number: int
+
+
+class ResponseChanged(NumberedEvent):
+    """A response that began or ended, by its status."""
+
+    response: ResponseBody
+
+
+class ItemChanged(NumberedEvent):
+    """An item of the output that began or ended."""
+
+    output_index: int
+    item: OutputMessage
+
+
+class TextEvent(NumberedEvent):
+    """An event of a text, which is the only part of its message."""
+
+    item_id: str
+    output_index: int
+    content_index: int = 0
+
+
+class PartChanged(TextEvent):
+    """A text that began or ended."""
+
+    part: OutputText
+
+
+class TextAdded(TextEvent):
+    """More of a text."""
+
+    delta: str
+    logprobs: list[TokenLogprob]
+
+
+class TextDone(TextEvent):
+    """All of a text."""
+
+    text: str
+    logprobs: list[TokenLogprob]

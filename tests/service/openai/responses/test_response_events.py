@@ -1,0 +1,152 @@
+"""What the official client is told of a response, of a pipeline that tells a fixed tale."""
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import product
+from typing import Any, TypeVar
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseFailedEvent, ResponseOutputText, ResponseStreamEvent
+
+from service.errors import Invalid, NotFound
+from store.errors import StoreUnavailable
+from tests.service.openai.served import MODEL, WORDS, FakeCore, FakePipeline, client, http, tale
+
+T = TypeVar("T")
+
+BEGINNING = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+ENDING = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+
+
+def core_telling(*words: str, logprobs: bool = False, reason: str = "stop") -> FakeCore:
+    return FakeCore(FakePipeline(tale(*words, logprobs=logprobs, reason=reason)))
+
+
+def run(work: Coroutine[None, None, T]) -> T:
+    return asyncio.run(work)
+
+
+def ask(core: FakeCore, **more: object) -> Response:
+    create: Any = client(core).responses.create
+    return run(create(model=MODEL, input="Where?", **more))
+
+
+async def events_of(core: FakeCore, **more: object) -> list[ResponseStreamEvent]:
+    create: Any = client(core).responses.create
+    return [event async for event in await create(model=MODEL, input="Where?", stream=True, **more)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "cut"), [("stop", "completed", None), ("length", "incomplete", "max_output_tokens")]
+)
+def test_a_response_is_whole_with_its_usage_and_its_report(reason: str, status: str, cut: str | None) -> None:
+    core = core_telling(*WORDS, "ro.", reason=reason)
+    answer = ask(core, instructions="Be brief.", metadata={"topic": "cities"}, max_output_tokens=9)
+    assert (answer.output_text, answer.status, answer.object) == ("In Aveiro.", status, "response")
+    assert (answer.incomplete_details and answer.incomplete_details.reason) == cut
+    [message] = answer.output
+    assert message.type == "message" and (message.role, message.status) == ("assistant", status)
+    assert answer.usage
+    assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (40, 3, 43)
+    assert answer.usage.input_tokens_details.cached_tokens == 30
+    assert (answer.model, answer.id[:5], answer.error) == (MODEL, "resp_", None)
+    assert (answer.instructions, answer.metadata, answer.max_output_tokens) == ("Be brief.", {"topic": "cities"}, 9)
+    assert answer.text and answer.text.format and answer.text.format.type == "text"
+    assert answer.model_extra and answer.model_extra["kvweave"]["recomputed_tokens"] == 4
+    assert [each["title"] for each in answer.model_extra["kvweave"]["sources"]] == ["Cities"]
+    assert core.told.open == 0
+
+
+def test_events_come_in_openais_order_and_are_counted() -> None:
+    events = run(events_of(core_telling(*WORDS, "ro.")))
+    kinds = [event.type for event in events]
+    assert kinds == [*BEGINNING, *["response.output_text.delta"] * 3, *ENDING, "response.completed"]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    first, *_, last = events
+    assert first.type == "response.created" and (first.response.status, first.response.output) == ("in_progress", [])
+    assert last.type == "response.completed" and last.response.output_text == "In Aveiro."
+    assert last.response.usage and last.response.usage.total_tokens == 43
+    assert len({event.item_id for event in events if hasattr(event, "item_id")}) == 1  # pyright: ignore
+
+
+def test_an_answer_that_is_cut_off_is_incomplete_in_a_stream_too() -> None:
+    *_, item, last = run(events_of(core_telling("Avei", "ro", reason="length")))
+    assert item.type == "response.output_item.done" and item.item.type == "message"
+    assert item.item.status == "incomplete"
+    assert last.type == "response.incomplete" and last.response.incomplete_details
+    assert last.response.incomplete_details.reason == "max_output_tokens" and last.response.output_text == "Aveiro"
+
+
+def test_the_clients_own_accumulation_agrees_with_the_last_event() -> None:
+    async def read() -> tuple[str, Response]:
+        text = ""
+        async with client(core_telling(*WORDS, "ro.")).responses.stream(model=MODEL, input="Where?") as stream:
+            async for event in stream:
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+                    assert event.snapshot == text
+            return text, await stream.get_final_response()
+
+    text, answer = run(read())
+    assert text == answer.output_text == "In Aveiro."
+
+
+def test_an_answer_without_a_word_is_an_empty_text() -> None:
+    assert ask(core_telling("")).output_text == ""
+    kinds = [event.type for event in run(events_of(core_telling("")))]
+    assert kinds == [*BEGINNING, "response.output_text.delta", *ENDING, "response.completed"]
+
+
+@pytest.mark.parametrize("more", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}])
+def test_logprobs_stand_beside_every_token(more: dict[str, Any]) -> None:
+    answer = ask(core_telling(*WORDS, "ro.", logprobs=True), **more)
+    assert answer.output[0].type == "message"
+    [part] = answer.output[0].content
+    assert isinstance(part, ResponseOutputText) and part.logprobs
+    assert [each.token for each in part.logprobs] == [*WORDS] and part.logprobs[0].top_logprobs[1].bytes == [0xE6]
+    events = run(events_of(core_telling(*WORDS, "ro.", logprobs=True), **more))
+    told = [each.token for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+    assert told == [*WORDS]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "param"),
+    [(NotFound("no chunk"), 404, None), (Invalid("nothing fits it", field="response_format"), 400, "text.format")],
+)
+def test_what_goes_wrong_before_the_first_token_has_its_status(
+    error: Exception, status: int, param: str | None
+) -> None:
+    for stream, after in product([False, True], [0, 3]):
+        core = FakeCore(FakePipeline(tale("Aveiro", ""), error, after))
+        with pytest.raises(openai.APIStatusError, match=str(error)) as caught:
+            ask(core, stream=stream)
+        assert (caught.value.status_code, caught.value.param) == (status, param)
+        assert core.told.open == 0
+
+
+def test_what_goes_wrong_later_is_the_last_event() -> None:
+    core = FakeCore(FakePipeline(tale("Avei", "ro", ""), StoreUnavailable("s3 is gone"), 4))
+    *_, last = run(events_of(core))
+    assert isinstance(last, ResponseFailedEvent) and last.response.status == "failed"
+    assert last.response.error and last.response.error.message == "s3 is gone"
+    assert last.response.output_text == "Avei" and core.told.open == 0
+
+
+def test_an_answer_that_the_service_cuts_off_is_an_error() -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        ask(core_telling("Avei", "ro", reason="cancelled"))
+    assert caught.value.status_code == 503
+
+
+def test_the_wire_names_every_event_and_ends_with_the_last() -> None:
+    async def read() -> tuple[str, str]:
+        body = {"model": "default", "input": "Where?", "stream": True}
+        answer = await http(core_telling("Aveiro", "")).post("/v1/responses", json=body)
+        return answer.headers["content-type"], answer.text
+
+    kind, text = run(read())
+    assert kind.startswith("text/event-stream")
+    *lines, last = [event.splitlines() for event in text.split("\n\n")]
+    assert last == [] and all(len(each) == 2 and each[0].startswith("event: response.") for each in lines)
+    assert lines[-1][0] == "event: response.completed"

@@ -1,0 +1,104 @@
+"""OpenAI's official client asks a running service for responses, unchanged; LangChain's does so too."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+from openai import OpenAI
+from openai.types.responses import Response
+from pydantic import BaseModel, SecretStr
+
+from tests.service.passages import PASSAGES, QUESTIONS
+from tests.service.serving import Inside, in_process, settings_in
+from tests.service.test_clients import official
+
+TEXT = PASSAGES[1].text
+ASKED = f"{TEXT}\n\nQuestion: {QUESTIONS[0]}"
+
+
+class KeptAnimal(BaseModel):
+    """An answer of which nothing but one word is open."""
+
+    animal: Literal["badger", "heron"]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    letter = {"id": "letter", "title": "Letter 40", "text": TEXT}
+    with in_process(settings_in(tmp_path_factory.mktemp("responses")), documents=[letter]) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service: Inside) -> Iterator[OpenAI]:
+    with official(service) as client:
+        yield client
+
+
+def ask(client: OpenAI, **more: object) -> Response:
+    asked: dict[str, Any] = {"model": "default", "input": ASKED, "temperature": 0, **more}
+    return client.responses.create(**asked)
+
+
+def test_a_response_says_what_the_chat_says_and_reuses_as_much(client: OpenAI) -> None:
+    ask(client)
+    ask(client)
+    answer = ask(client)
+    chat = client.chat.completions.create(model="default", temperature=0, messages=[{"role": "user", "content": ASKED}])
+    assert answer.output_text == chat.choices[0].message.content == "badger"
+    assert answer.usage and chat.usage and chat.usage.prompt_tokens_details
+    assert answer.usage.input_tokens == chat.usage.prompt_tokens
+    assert answer.usage.input_tokens_details.cached_tokens == chat.usage.prompt_tokens_details.cached_tokens
+    assert answer.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_a_stream_says_the_same_by_the_clients_helper(client: OpenAI) -> None:
+    with client.responses.stream(model="default", input=ASKED, temperature=0) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+    assert final.output_text == "badger" and final.usage == ask(client).usage
+
+
+def test_what_was_said_goes_on_as_items_of_the_input(client: OpenAI) -> None:
+    first = ask(client, instructions="Be brief.")
+    turns: list[Any] = [{"role": "user", "content": ASKED}, *(each.to_dict() for each in first.output)]
+    again = ask(client, input=[*turns, {"role": "user", "content": f"Question: {QUESTIONS[0]}"}])
+    assert again.output_text and again.usage and first.usage
+    assert again.usage.input_tokens > first.usage.input_tokens
+
+
+def test_passages_come_by_kvweaves_own_fields(client: OpenAI) -> None:
+    answer = ask(client, input=f"Question: {QUESTIONS[0]}", extra_body={"collection": "default"})
+    assert answer.output_text == "badger" and answer.model_extra
+    assert [each["document_id"] for each in answer.model_extra["kvweave"]["sources"]] == ["letter"]
+
+
+def test_a_parsed_response_obeys_its_schema(client: OpenAI) -> None:
+    answer = client.responses.parse(model="default", input=ASKED, temperature=0, text_format=KeptAnimal)
+    assert answer.output_parsed == KeptAnimal.model_validate_json(answer.output_text)
+    assert answer.text and answer.text.format and answer.text.format.type == "json_schema"
+    loose = ask(client, text={"format": {"type": "json_object"}}, max_output_tokens=64)
+    assert loose.status == "incomplete" or isinstance(json.loads(loose.output_text), dict)
+
+
+def test_an_answer_that_is_cut_says_so_and_an_unknown_model_is_not_found(client: OpenAI) -> None:
+    cut = ask(client, max_output_tokens=1)
+    assert cut.status == "incomplete" and cut.incomplete_details
+    assert cut.incomplete_details.reason == "max_output_tokens"
+    with pytest.raises(openai.NotFoundError, match="gpt-5"):
+        ask(client, model="gpt-5")
+
+
+def test_langchain_speaks_responses(service: Inside) -> None:
+    key = SecretStr(service.key)
+    model = ChatOpenAI(
+        model="default", base_url=f"{service.base_url}/v1", api_key=key, temperature=0, use_responses_api=True
+    )
+    whole = model.invoke(ASKED)
+    streamed = [*model.stream(ASKED)]
+    assert whole.text == "".join(each.text for each in streamed) == "badger"
+    assert whole.usage_metadata and whole.usage_metadata.get("input_token_details", {}).get("cache_read", 0) > 0
