@@ -1,6 +1,7 @@
 """All settings, from the environment and one optional TOML file. The only module that reads the environment."""
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -40,6 +41,9 @@ AUTO, NONE = "auto", "none"  # the embedder: that one where its extra is install
 BUILTIN = "builtin"  # the name of the model that comes with kvweave
 FALLBACK = {"fallback": ["own"]}  # of the generator's address
 OF_CLIENTS = (f"{PREFIX}BASE_URL", f"{PREFIX}API_KEY")  # where a service is, and the key for it: no settings of one
+
+
+_NAME = re.compile(r"([A-Za-z0-9][\w./:@+-]{0,199})?", re.ASCII)  # none, or what fits into any path and header
 
 
 class SettingsError(ValueError):
@@ -96,6 +100,15 @@ def _policy(policy: str) -> str:
     return policy
 
 
+def _plain_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"a name has at most 200 letters, digits and ./:@+_-, the first a letter or digit, got {name[:200]!r}: "
+            "give one such as acme/assistant"
+        )
+    return name
+
+
 def _codec(name: str) -> str:
     try:
         return Spec.parse(name).text
@@ -117,6 +130,9 @@ class Settings(BaseSettings):
     host: Annotated[str, Field(description="address that the service binds", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(description="port that the service binds", ge=0, le=65535)] = 8000
     model: Annotated[str, Field(description="hub name or folder of the model", min_length=1)] = BUILTIN
+    model_name: Annotated[
+        str, AfterValidator(_plain_name), Field(description="what clients see as the model's name")
+    ] = ""
     device: Annotated[str, Field(description="where the model computes, such as cpu or cuda:0")] = "auto"
     dtype: Annotated[str, Field(description="what the model computes in")] = "auto"
     policy: Annotated[str, AfterValidator(_policy), Field(description="which cached tokens are recomputed")] = "ask"
@@ -174,6 +190,12 @@ class Settings(BaseSettings):
     def database(self) -> str:
         """The URL of the database that keeps catalogs and keys; empty where the folder does. It may hold a password."""
         return self._database.get_secret_value()
+
+    @property
+    def shown_model(self) -> str:
+        """The model's name for clients: as set, or its hub name, or its folder's own name, never where that lies."""
+        is_folder = self.model != BUILTIN and Path(self.model).exists()
+        return self.model_name or (Path(self.model).absolute().name if is_folder else self.model)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -71,7 +71,7 @@ class Core:
         self.places = Places(settings.max_requests, has_keys=settings.auth)
         self.link = OneTimeLink()
         self.tracer = tracer
-        self.model_name = settings.model
+        self.model_name = settings.shown_model
         self.created = time.time()
         self.failed = threading.Event()  # the model did not load: `not_ready` says why
         self.is_stopping: Callable[[], bool] = lambda: False  # as whoever runs it says: who follows a job then ends
@@ -219,7 +219,7 @@ class Core:
         self.truth.peers.follow(Follower(tenants.learn, ingest.wake, ingest.resting, tenants.forget))
         self._working = _Working(tenants, ingest, pipeline)
         model = tenants.model
-        log.info("ready", extra=fields(model=self.model_name, window=model.window, codec=model.codec))
+        log.info("ready", extra=fields(model=settings.model, window=model.window, codec=model.codec))
         if pipeline.foreign_documents is not None:
             pipeline.foreign_documents.look_through(tenants)
         self._compare(model)

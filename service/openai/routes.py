@@ -17,6 +17,7 @@ from service.api.problems import request_id_of
 from service.api.questions import SecondsGiven
 from service.api.rendering import server_timing
 from service.api.streams import client_gone, unless_gone
+from service.model.served_model import ServedModel
 from service.openai.answer_bodies import ChatCompletion, ErrorBody, Model, ModelList
 from service.openai.completion import Chunks, Envelope, completion
 from service.openai.defaults import Defaults, to_answer_request
@@ -93,7 +94,7 @@ async def _complete(
 ) -> Response:
     check_model(core, body.model)
     number = request_id_of(request.scope) or secrets.token_hex(12)
-    envelope = Envelope(f"chatcmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model_name))
+    envelope = Envelope(f"chatcmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model))
     ask = replace(to_answer_request(body, who, id=envelope.id, defaults=Defaults.of(core)), within_s=within_s)
     events = core.pipeline.answer(ask)
     if not body.stream:
@@ -121,5 +122,6 @@ def _model(core: "Core", who: Principal) -> Model:
     )
 
 
-def _fingerprint(model: str) -> str:
-    return f"fp_{blake3(f'{model} {_VERSION}'.encode()).hexdigest()[:12]}"
+def _fingerprint(model: ServedModel) -> str:
+    """What changes with what computes, whatever its name."""
+    return f"fp_{blake3(f'{model.fingerprint.digest} {_VERSION}'.encode()).hexdigest()[:12]}"

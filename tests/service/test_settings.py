@@ -28,6 +28,7 @@ def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp
         ("KVWEAVE_PORT", "70000", "65535"),
         ("KVWEAVE_POLICY", "blend", r"KVWEAVE_POLICY\): unknown policy 'blend': choose one of full, "),
         ("KVWEAVE_RATIO", "1.5", "KVWEAVE_RATIO"),
+        ("KVWEAVE_MODEL_NAME", "/models/mine", r"KVWEAVE_MODEL_NAME\): .*got '/models/mine': give one such as"),
         ("KVWEAVE_CODEC", "q9", "q2 to q8"),
         ("KVWEAVE_CODEC", "q4@" + "0" * 32, "q4@0.*use lossless, q2 to q8"),
         ("KVWEAVE_CONFIG", "/nowhere.toml", "/nowhere.toml"),

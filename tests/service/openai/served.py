@@ -132,7 +132,7 @@ class FakeCore:
         self.order = BlendOrder("hybrid", 0.15)
         self.created = 1_760_000_000.5
         self.window = 2048
-        self.model = SimpleNamespace(usual=Sampling(temperature=1.0))
+        self.model = SimpleNamespace(usual=Sampling(temperature=1.0), fingerprint=SimpleNamespace(digest="0a"))
         self.loading = False
 
     def tenant(self, principal: Principal) -> FakeTenant:
