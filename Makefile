@@ -18,7 +18,7 @@ TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 TRITON := $(shell sed -n 's/^\(triton==[^ ]*\).*/\1/p' torch.lock)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas fmt lock bench walks uploads eval real real-grid model hybrid demo serve clean
+.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-hybrid test-oldest fuzz kills replicas fmt lock bench walks uploads eval real real-grid model hybrid demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -54,7 +54,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 export PYTHONDONTWRITEBYTECODE =
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas bench uploads eval real real-grid model hybrid: export OMP_WAIT_POLICY = PASSIVE
+test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-hybrid test-oldest fuzz kills replicas bench uploads eval real real-grid model hybrid: export OMP_WAIT_POLICY = PASSIVE
 
 # One file's tests run in one process, which computes with one thread. It often waits, so four fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
@@ -95,6 +95,12 @@ test-as-gpu: $(INSTALLED) ## the tests of blend on the paths that a GPU takes
 
 test-postgres: $(INSTALLED) ## the tests of services again, with keys and catalogs in PostgreSQL
 	TEST_DATA=postgres OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile $(ON_BOTH) $(ARGS)
+
+# Tests that ask what is stored, by whatever model.
+OF_RECORDS := $(addprefix tests/service/test_,chunk_contexts.py context_deletes.py context_kill.py deletes.py kill.py)
+
+test-hybrid: $(INSTALLED) ## the tests of what is stored, deleted and killed, with a hybrid as the model
+	TEST_MODEL=hybrid OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile $(or $(ARGS),$(OF_RECORDS))
 
 # Beside $(VENV), with the same versions of all else.
 test-oldest: $(INSTALLED) ## the tests of blend with the oldest transformers that is supported

@@ -36,9 +36,9 @@ class GpuRowTables:
     def __init__(self, shapes: Sequence[LayerShape | None], *, heads: int, device: torch.device) -> None:
         self.shapes = shapes
         self._device = device
-        kept = [shape for shape in shapes if shape]
-        self._group = max([heads // shape.key_heads for shape in kept])
-        self._heads = max([shape.key_heads for shape in kept])
+        kept = [shape for shape in shapes if shape and not heads % shape.key_heads]  # that are attended
+        self._group = max([heads // shape.key_heads for shape in kept], default=1)
+        self._heads = max([shape.key_heads for shape in kept], default=1)
         self._refused = set[LayerShape]()  # whose kernels the device has no room for
 
     def rows(self, segments: Sequence[Segment]) -> "GpuRows | None":

@@ -1,7 +1,7 @@
 """Operating points: what they are, where the one that was chosen for a model is kept, and when it is taken."""
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -35,16 +35,15 @@ def operating_point(settings: Settings, weights: str, *, has_states: bool = Fals
     """What the settings say; where they leave all of it to the defaults, what was chosen for this model.
 
     The built-in model comes with a point of its own. What no record tells of, as the states of some models' layers, is
-    left exact until a point was chosen.
+    left exact until a point was chosen, or a policy is named.
     """
     file = point_file(settings, weights)
     if settings.model == BUILTIN and not file.is_file():
         file = POINT
-    said = OperatingPoint(settings.policy, settings.ratio, settings.codec)
-    if not settings.model_fields_set.isdisjoint(CHOSEN):
+    is_left = has_states and "policy" not in settings.model_fields_set
+    said = OperatingPoint("prefix" if is_left else settings.policy, settings.ratio, settings.codec)
+    if not settings.model_fields_set.isdisjoint(CHOSEN) or not file.is_file():
         return said
-    if not file.is_file():
-        return replace(said, policy="prefix") if has_states else said
     try:
         found = tomllib.loads(file.read_text("utf-8"))
         chosen = Settings(**{name: found[name] for name in CHOSEN})  # checks each of them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.service.checkpoints import IS_HYBRID, small
 from tests.service.forks import JUMPING
 from tests.service.serving import WAIT_S, Json, Service, kvweave_ended
 
@@ -20,6 +21,7 @@ class Killed(Service):
             environment=more,
             dtype="float32",
             device="cpu",
+            **({"model": small()} if IS_HYBRID else {}),
             codec="lossless",
             chunk_tokens=16,
             stop_s=WAIT_S,

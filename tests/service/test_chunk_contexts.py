@@ -95,8 +95,11 @@ def test_a_record_is_what_is_computed_behind_the_passages_that_its_key_names(ins
         assert isinstance(found, BlobReader)
         [computed] = tenant.model.engine.capture((*ids.shared, *ids.before), [ids.all]).result()
         for one, other in zip(decode(found).layers, computed.layers, strict=True):
-            assert one and other
-            assert np.allclose(one.keys, other.keys, atol=1e-4) and np.allclose(one.values, other.values, atol=1e-4)
+            assert (one is None) == (other is None), "a layer that keeps a state has no keys"
+            if one is None or other is None:
+                continue
+            for ours, theirs in ((one.keys, other.keys), (one.values, other.values)):
+                assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
 
 
 def test_the_same_corpus_has_the_same_filler_and_keys_one_by_one_and_together(inside: Inside, tmp_path: Path) -> None:

@@ -4,14 +4,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import transformers as hf
 from typer.testing import CliRunner
 
 from service import cli
 from service.app.composition import compose_core
 from service.commands.doctor import _model
-from tests.blend.families import BASE, LINEAR, build
-from tests.blend.tokenizers_made import fresh, made
+from tests.service import checkpoints
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
 from tests.service.serving import ask, in_process, put_in, settings_in
@@ -19,12 +17,7 @@ from tests.service.serving import ask, in_process, put_in, settings_in
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("hybrid")
-    tokenizer = made("bytes")
-    sizes = {**BASE, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
-    build(hf.Qwen3_5TextConfig(**sizes, **LINEAR)).save_pretrained(folder)
-    fresh("bytes").save_pretrained(folder)
-    return str(folder)
+    return checkpoints.hybrid(tmp_path_factory.mktemp("hybrid"))
 
 
 def test_it_is_exact_by_default_and_where_all_is_computed_and_blends_where_asked_to(
@@ -62,6 +55,12 @@ def test_it_is_handed_to_nobody(hybrid: str, tmp_path: Path) -> None:
     with closing(compose_core(settings)) as core:
         core.wait()
         assert "has linear-attention layers, whose states vLLM takes from nobody" in (core.not_ready() or "")
+
+
+def test_who_names_a_codec_alone_leaves_it_exact(hybrid: str, tmp_path: Path) -> None:
+    with in_process(settings_in(tmp_path, model=hybrid, codec="q8")) as served, served.client() as client:
+        put_in(client, DOCUMENTS)
+        assert ask(client, QUESTIONS[0], sampling={"max_tokens": 4})["report"]["policy"] == "prefix"
 
 
 def test_doctor_tells_what_its_states_take(hybrid: str, tmp_path: Path) -> None:

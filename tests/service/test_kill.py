@@ -62,7 +62,7 @@ def ask(client: httpx.Client, blend: Json, **sources: object) -> str:
 
 def recognised(client: httpx.Client, text: str) -> set[str]:
     """The chunks that are known in a chat which has the text in a turn."""
-    body = {"model": "builtin", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+    body = {"model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
     answer = good(client.post("/v1/chat/completions", json=body))
     return {each["chunk_id"] for each in answer["kvweave"]["report"]["chunks"]}
 
