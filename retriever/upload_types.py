@@ -23,12 +23,17 @@ class UploadState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewUpload:
-    """A new upload. `document` is empty for a file, whose documents are unknown yet; `name` is empty for a draft."""
+    """A new upload. `document` is empty for a file, whose documents are unknown yet; `name` is empty for a draft.
+
+    One without a collection waits for one: it is live, and worked on when it is accepted again, with one. `replaces`:
+    the number of an upload whose content this has, which must be live still, or else it ends as deleted.
+    """
 
     document: str
     collection: str
     name: str
     content: bytes
+    replaces: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

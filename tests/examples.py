@@ -5,18 +5,22 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 _REQUEST = re.compile(r"^(?:ask|curl -s) (.*(?:\n {4}.*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A request. `path`: with its query; `files`: names of files that are sent. Variables stand in it as written."""
+    """A request. `path`: with its query; `form`: the fields of a form, where the value of a file begins with `@`.
+
+    Variables stand in it as written.
+    """
 
     method: str
     path: str
     body: object = None
-    files: tuple[str, ...] = ()
+    form: tuple[tuple[str, str], ...] = ()
 
 
 def examples_in(page: str) -> Iterator[Example]:
@@ -25,7 +29,8 @@ def examples_in(page: str) -> Iterator[Example]:
         for line in _REQUEST.findall(block):
             words = shlex.split(line)
             given = {words[at]: words[at + 1] for at in range(1, len(words) - 1) if words[at].startswith("-")}
-            files = (given["-F"].removeprefix("files=@"),) if "-F" in given else ()
+            fields = (after.split("=", 1) for option, after in pairwise(words) if option == "-F")
+            form = tuple((name, value) for name, value in fields)
             body = json.loads(given["-d"]) if "-d" in given else None
-            method = given.get("-X") or ("POST" if files or body is not None else "GET")
-            yield Example(method, words[0].removeprefix("localhost:8000"), body, files)
+            method = given.get("-X") or ("POST" if form or body is not None else "GET")
+            yield Example(method, words[0].removeprefix("localhost:8000"), body, form)

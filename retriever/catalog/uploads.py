@@ -134,12 +134,17 @@ class UploadsChange(VersionsChange):
         if upload.document:
             check_id(upload.document)
         fate = None if origin is None else self._overtaken(upload.document, origin)
+        if upload.replaces is not None and not self._is_live(upload.replaces):
+            fate = UploadState.DELETED
         if upload.document and not fate:
             self._end(self._live_of("document = ?", upload.document), UploadState.SUPERSEDED)
         number = self._kept_upload(upload, job, origin=origin)
         if fate:
             self._end([(number, None)], fate)
         return number
+
+    def _is_live(self, number: int) -> bool:
+        return self._run(f"SELECT 1 FROM uploads WHERE row = ? AND {LIVE}", (number,)).fetchone() is not None
 
     def _overtaken(self, document: str, origin: int) -> UploadState | None:
         """How an upload ends whose document was put in later, which counts or still may, or was deleted; else None."""

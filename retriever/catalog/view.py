@@ -283,9 +283,14 @@ class CatalogView(ContextsView):
         return found[0] if found else None
 
     def jobs(self, *, after: str = "", limit: int = 100) -> list[Job]:
-        """The jobs, newest first, from behind `after` on; none where that is not known."""
+        """The jobs, newest first, from behind `after` on; none where that is not known.
+
+        Those whose uploads wait for a collection are left out: nothing is done for them.
+        """
         behind = "row < (SELECT row FROM jobs WHERE id = ?)" if after else "? = ''"
-        return jobs(self._connection, f"{behind} ORDER BY row DESC LIMIT ?", values=[after, limit])
+        idle = f"SELECT job FROM uploads INDEXED BY live_uploads WHERE {LIVE} AND collection = ''"
+        where = f"{behind} AND row NOT IN ({idle}) ORDER BY row DESC LIMIT ?"
+        return jobs(self._connection, where, values=[after, limit])
 
     def uploads(self, job: str, *, first: int = 0, limit: int = 100) -> list[QueuedUpload]:
         """The uploads of a job in the order of their numbers, without the first so many."""
@@ -293,9 +298,12 @@ class CatalogView(ContextsView):
         return uploads(self._connection, where, values=[job, limit, first], index="uploads_of_job")
 
     def live(self, limit: int, *, but: Sequence[int] = (), least: int = 0, most: int = 1 << 40) -> list[QueuedUpload]:
-        """The first live uploads but these, in the order of their numbers, whose contents have so many bytes."""
+        """The first live uploads but these, in the order of their numbers, whose contents have so many bytes.
+
+        Those that wait for a collection are left out.
+        """
         others = f" AND u.row NOT IN {LISTED}" if but else ""
-        where = f"{LIVE} AND u.nbytes >= ? AND u.nbytes <= ?{others} ORDER BY u.row LIMIT ?"
+        where = f"{LIVE} AND u.collection <> '' AND u.nbytes >= ? AND u.nbytes <= ?{others} ORDER BY u.row LIMIT ?"
         values = [least, most, *([listed(but)] if but else []), limit]
         index = "live_sizes" if least else "live_uploads"
         return uploads(self._connection, where, values=values, index=index)

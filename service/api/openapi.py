@@ -150,7 +150,7 @@ def _mend(operation: Schema) -> None:
         if _inner(json, "schema").get("$ref") == f"{_REF}Problem":
             content[MEDIA] = content.pop("application/json")
     for parameter in cast(list[Schema], operation.get("parameters", [])):
-        if parameter["name"] == "filter":
+        if parameter["name"] == "filter" and "JSON" in str(parameter.get("description")):
             parameter.pop("schema", None)
             parameter["content"] = {"application/json": {"schema": {"$ref": f"{_REF}Filter"}}}
 

@@ -1,9 +1,9 @@
 """How documents come in: as JSON or as files, checked against limits and filters, then handed to the ingest."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -33,6 +33,7 @@ from service.documents.drafts import document_id, named, upload_of
 from service.errors import Invalid, TooLarge
 
 M = TypeVar("M", bound=BaseModel)
+_NOTHING: Final[Mapping[str, int]] = {}
 
 
 class ChunkIn(Strict):
@@ -112,8 +113,13 @@ class UploadedFile:
     content: bytes
 
 
-def accept(by: Caller, drafts: Sequence[Draft], *, collection: str) -> tuple[str, list[str]]:
-    """Checks documents and hands them to the ingest. Returns the id of their job, and the ids of the documents."""
+def accept(
+    by: Caller, drafts: Sequence[Draft], *, collection: str, replaced: Mapping[str, int] = _NOTHING
+) -> tuple[str, list[str]]:
+    """Checks documents and hands them to the ingest. Returns the id of their job, and the ids of the documents.
+
+    Without a collection they wait for one. `replaced`: by a document's id, the upload whose content it has.
+    """
     most = by.core.settings.max_documents
     if len(drafts) > most:
         raise TooLarge(f"a request has at most {most:,} documents, got {len(drafts):,}: send several requests")
@@ -123,7 +129,11 @@ def accept(by: Caller, drafts: Sequence[Draft], *, collection: str) -> tuple[str
         _check_own(by, name, collection=collection, draft=draft)
     with by.tenant.catalog.view() as view:
         kept = [replace(draft, id=by.writable(view, name, after=draft.metadata)) for name, draft in named]
-    job = _handed_over(by, [upload_of(draft, collection) for draft in kept], collection=collection)
+    uploads = [
+        replace(upload_of(draft, collection), replaces=replaced.get(name))
+        for draft, (name, _) in zip(kept, named, strict=True)
+    ]
+    job = _handed_over(by, uploads, collection=collection)
     return job, [name for name, _ in named]
 
 
@@ -131,6 +141,16 @@ def located(accepted: Accepted, response: Response) -> Accepted:
     """Adds the header `Location` to the response, which says where to look after the job."""
     response.headers["Location"] = f"/v1/jobs/{accepted.job_id}"
     return accepted
+
+
+def draft_of_file(file: UploadedFile) -> Draft:
+    """A file as one document, under its name. Raises Invalid for one that cannot be read."""
+    _check_file(file)
+    drafts = _read(file)
+    if len(drafts) == 1:
+        return replace(drafts[0], title=file.name)
+    texts = (each.text or "\n\n".join(part.text for part in each.parts) for each in drafts)
+    return Draft("\n\n".join(texts), title=file.name)
 
 
 def draft_of(document: DocumentIn, name: str) -> Draft:
@@ -189,7 +209,7 @@ def _accept_files(by: Caller, files: Sequence[UploadedFile], *, fields: Sequence
         try:
             _check_file(file)
             if is_read:
-                drafts += [_with_metadata(draft, given.metadata) for draft in named(_read(file), file.name)]
+                drafts += [with_metadata(draft, given.metadata) for draft in named(_read(file), file.name)]
             else:
                 uploads.append(NewUpload("", given.collection, file.name, file.content))
         except Invalid as error:  # which is no fault of the others
@@ -230,7 +250,8 @@ def _read(file: UploadedFile) -> Sequence[Draft]:
     return reading.drafts
 
 
-def _with_metadata(draft: Draft, metadata: Json) -> Draft:
+def with_metadata(draft: Draft, metadata: Json) -> Draft:
+    """The draft with more metadata laid over its own. Raises Invalid for what cannot be kept."""
     merged = {**draft.metadata, **metadata}
     try:
         check_metadata(merged)
@@ -256,6 +277,8 @@ def _check_own(by: Caller, name: str, *, collection: str, draft: Draft) -> None:
 def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -> str:
     """Hands uploads to the ingest and returns the id of their job. A collection that is not there is made."""
     tenant, ingest = by.tenant, by.core.ingest
+    if not collection:
+        return ingest.accept(tenant, uploads, owner=by.who.key_id)
     with tenant.catalog.view() as view:
         is_there = view.collection(collection) is not None
         is_empty = is_there and view.count(scope(collection=collection)) == 0

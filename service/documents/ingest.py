@@ -18,7 +18,7 @@ from retriever.catalog.change import CatalogChange
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError
 from retriever.readers.reading import megabytes
-from retriever.types import Collection, Passage
+from retriever.types import Collection, Passage, Removal
 from retriever.upload_types import NewUpload, QueuedUpload
 from service.access.domains import DomainChunk
 from service.documents.chunk_capture import ChunkCapture, Purpose
@@ -96,24 +96,38 @@ class Ingest:
     def accept(self, tenant: Tenant, uploads: Sequence[NewUpload], *, owner: str = "") -> str:
         """Keeps uploads for good, to work on them soon. Returns their job's id. Raises Exhausted beyond the quota, and
         where too much of the tenant's would wait."""
-        job = f"job-{owner}-{secrets.token_hex(16)}" if owner else f"job-{secrets.token_hex(16)}"
+        job = _new_job(owner)
         quota = self._tenants.control.quota(tenant.name)
         with tenant.catalog.change() as change:
-            self._check_waiting(change.waiting_bytes(), sum(len(each.content) for each in uploads))
+            waiting = change.waiting_bytes()
             if quota == Quota():
                 change.accept(job, uploads)
             else:
                 _accept_within(quota, change, job=job, uploads=uploads, tenant=tenant.name)
+            self._check_waiting(waiting, change.waiting_bytes())
         self.wake(tenant.name)
         return job
 
-    def _check_waiting(self, waiting: int, coming: int) -> None:
-        if waiting and waiting + coming > self._waiting_bytes:
+    def _check_waiting(self, before: int, now: int) -> None:
+        if before and now > max(self._waiting_bytes, before):
             raise Exhausted(
-                f"uploads of this tenant wait to be computed, and with the {megabytes(coming)} of this one it would be "
-                f"more than {megabytes(self._waiting_bytes)}: send it when some are done, or cancel a job",
+                f"uploads of this tenant wait to be computed, and with the {megabytes(now - before)} of this one it "
+                f"would be more than {megabytes(self._waiting_bytes)}: send it when some are done, or cancel a job",
                 retry_after_s=RETRY_S,
             )
+
+    def withdraw(self, tenant: Tenant, upload: NewUpload, *, owner: str = "") -> None:
+        """Takes a document out of its collection, and keeps in its place what it can be put in again from.
+
+        Where it was deleted meanwhile, it stays so.
+        """
+
+        def keep(change: CatalogChange, removal: Removal) -> None:
+            if removal != Removal():
+                change.accept(_new_job(owner), [upload])
+
+        tenant.delete([upload.document], instead=keep)
+        self.wake(tenant.name)  # others may stand in another context now
 
     def cancel(self, tenant: Tenant, job: str) -> bool:
         """Ends what of a job is not done. Returns whether there was such a job."""
@@ -356,6 +370,10 @@ class Ingest:
 
     def _goes_on(self, end: float) -> bool:
         return self._lines.is_idle or (time.monotonic() < end and not self._lines.closing)
+
+
+def _new_job(owner: str) -> str:
+    return f"job-{owner}-{secrets.token_hex(16)}" if owner else f"job-{secrets.token_hex(16)}"
 
 
 def _accept_within(quota: Quota, change: CatalogChange, *, job: str, uploads: Sequence[NewUpload], tenant: str) -> None:

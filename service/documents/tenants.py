@@ -85,10 +85,17 @@ class Tenant:
             return set()
         return {chunk for removal in removals for chunk in removal.kept}
 
-    def delete(self, documents: Sequence[str]) -> Removed:
-        """Deletes all versions of documents, what waits to be cut too; then the caches that nothing else needs."""
+    def delete(
+        self, documents: Sequence[str], *, instead: Callable[[CatalogChange, Removal], None] | None = None
+    ) -> Removed:
+        """Deletes all versions of documents, what waits to be cut too; then the caches that nothing else needs.
+
+        `instead` puts something in their place, in the same transaction.
+        """
         with self.catalog.change() as change:
             removal = change.delete(documents)
+            if instead:
+                instead(change, removal)
             settle(change, documents, fields=self.captures.domain_fields)
         return self._removed(removal)
 

@@ -11,15 +11,27 @@ from service.api.fields import Strict
 
 # What begins with `$` would be an operator of ours.
 AttributeName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^$\x00][^\x00]*$")]
-Scalar = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")] | int | float | bool
+Ordered = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")] | int | float
+Scalar = Ordered | bool
 
 
-class ComparisonFilter(Strict):
+class EqualityFilter(Strict):
     """An attribute, and what it must be. One that is absent is unequal to everything."""
 
     key: AttributeName
-    type: Literal["eq", "ne", "gt", "gte", "lt", "lte"]
+    type: Literal["eq", "ne"]
     value: Scalar
+
+    def to_filter(self) -> Json:
+        return {self.key: {f"${self.type}": self.value}}
+
+
+class OrderFilter(Strict):
+    """An attribute, and what it must be more or less than. Numbers are compared with numbers, texts with texts."""
+
+    key: AttributeName
+    type: Literal["gt", "gte", "lt", "lte"]
+    value: Ordered
 
     def to_filter(self) -> Json:
         return {self.key: {f"${self.type}": self.value}}
@@ -46,5 +58,7 @@ class CompoundFilter(Strict):
         return {f"${self.type}": [each.to_filter() for each in self.filters]}
 
 
-AttributeFilter = Annotated[ComparisonFilter | MembershipFilter | CompoundFilter, Field(discriminator="type")]
+AttributeFilter = Annotated[
+    EqualityFilter | OrderFilter | MembershipFilter | CompoundFilter, Field(discriminator="type")
+]
 CompoundFilter.model_rebuild()

@@ -60,6 +60,12 @@ class OpenAIWrites(OpenAIRoute):
     changes = True
 
 
+class OpenAIUploads(OpenAIWrites):
+    """Such a route that takes a file."""
+
+    media = ("multipart/form-data",)
+
+
 def as_openai(failure: Failure, request_id: str) -> Response:
     """The response to failures outside of these routes: unknown paths, too much at once, what nobody foresaw."""
     return _response(_fault(failure), request_id)

@@ -6,9 +6,10 @@ from typing import Annotated, Final, Literal
 
 from fastapi import Depends, Query
 
-from service.errors import Invalid
+from service.errors import NotFound
 
 MOST: Final = 100
+MOST_ASKED: Final = 10_000  # of files; a page has no more than the others all the same
 
 _Id = Annotated[str | None, Query(max_length=4000)]
 
@@ -23,7 +24,15 @@ class Cursor:
     before: _Id = None
 
 
+@dataclass(frozen=True, slots=True)
+class FileCursor(Cursor):
+    """A page of all files."""
+
+    limit: Annotated[int, Query(ge=1, le=MOST_ASKED)] = MOST_ASKED
+
+
 At = Annotated[Cursor, Depends()]
+AtFile = Annotated[FileCursor, Depends()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +52,18 @@ class ListPage:
 
 
 def page_of(listed: Iterable[tuple[float, str]], at: Cursor) -> ListPage:
-    """A page of these ids, each of which comes with its time. Raises Invalid for a place that is none."""
+    """A page of these ids, each of which comes with its time. Raises NotFound for a place that is none."""
+    limit = min(at.limit, MOST)
     ids = [each for _, each in sorted(listed, reverse=at.order == "desc")]
     if at.after is not None:
-        ids = ids[_place(ids, at.after, field="after") + 1 :]
+        ids = ids[_place(ids, at.after) + 1 :]
     if at.before is not None:
-        ids = ids[: _place(ids, at.before, field="before")]
-        return ListPage(ids[-at.limit :], len(ids) > at.limit)
-    return ListPage(ids[: at.limit], len(ids) > at.limit)
+        ids = ids[: _place(ids, at.before)]
+        return ListPage(ids[-limit:], len(ids) > limit)
+    return ListPage(ids[:limit], len(ids) > limit)
 
 
-def _place(ids: list[str], wanted: str, *, field: str) -> int:
+def _place(ids: list[str], wanted: str) -> int:
     if wanted not in ids:
-        raise Invalid(f"{wanted[:80]!r} is not in this list: give an id that a page had", field=field)
+        raise NotFound(f"{wanted[:80]!r} is not in this list: give an id that a page had")
     return ids.index(wanted)

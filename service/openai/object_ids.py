@@ -29,4 +29,5 @@ class ObjectIds:
 
 
 VECTOR_STORES: Final = ObjectIds("vs_")  # each of which is a collection
+BATCHES: Final = ObjectIds("vsfb_")  # of files, each of which is a job
 FILES: Final = ObjectIds("file-")  # each of which is a document

@@ -27,7 +27,7 @@ class ChunkSizes(Strict):
     """How long chunks are at most. There is no overlap here."""
 
     max_chunk_size_tokens: Whole = Field(ge=16, le=4096)
-    chunk_overlap_tokens: Whole = Field(ge=0, le=2048)
+    chunk_overlap_tokens: Whole = Field(ge=0, le=2048, json_schema_extra={"maximum": 0})
 
 
 class StaticChunking(Strict):
@@ -44,6 +44,7 @@ class NewVectorStore(Strict):
     """A vector store to make, which is a collection."""
 
     name: CollectionName | None = None
+    file_ids: list[FileId] = Field(default_factory=list[str], max_length=MOST_FILES)
     chunking_strategy: Chunking | None = Field(None, description="Static: the cut of all files of this vector store")
     expires_after: NoExpiry = None
     metadata: NoMetadata = None
@@ -132,6 +133,15 @@ class TextContent(BaseModel):
 
     type: Literal["text"] = "text"
     text: str
+
+
+class TextPage(BaseModel):
+    """The texts of a file."""
+
+    object: Literal["vector_store.file_content.page"] = "vector_store.file_content.page"
+    data: list[TextContent]
+    has_more: Literal[False] = False
+    next_page: None = None
 
 
 class FoundPassage(BaseModel):

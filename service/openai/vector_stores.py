@@ -1,7 +1,7 @@
 """Vector stores as OpenAI's clients make, list and search them: our collections. Reads and writes nothing by itself."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fastapi import Response
 from fastapi.concurrency import run_in_threadpool
@@ -10,15 +10,17 @@ from retriever.catalog.view import CatalogView
 from retriever.types import Collection
 from retriever.upload_types import QueuedUpload, UploadState
 from service.api import collections
-from service.api.caller import By, Caller, unknown
+from service.api.caller import By, Caller
 from service.api.collections import Rules
 from service.api.rendering import SourceOut
 from service.api.search import SearchRequest, search
 from service.documents.collection_rules import sees_collection
 from service.errors import Conflict, Invalid
-from service.openai.attribute_filters import Scalar
+from service.openai.attached_files import attach_files, check_place
+from service.openai.file_bodies import AttachedFile
 from service.openai.list_pages import At, page_of
 from service.openai.object_ids import FILES, VECTOR_STORES
+from service.openai.stored_files import attributes_of, collection_for, find_file
 from service.openai.vector_store_bodies import (
     Chunking,
     FileCounts,
@@ -39,19 +41,24 @@ def create_vector_store(by: By, wanted: NewVectorStore) -> VectorStore:
     """Make a vector store."""
     by.check_unbound("make or change a whole collection")
     name = wanted.name or f"store-{secrets.token_hex(8)}"
+    vector_store_id = VECTOR_STORES.id_of(name)
     with by.tenant.catalog.view() as view:
-        is_there = view.collection(name) is not None
-    if is_there:
-        raise Conflict(
-            f"there is a vector store of the name {name[:80]!r} already, which is {VECTOR_STORES.id_of(name)[:120]}: "
-            "use it, or take another name"
-        )
+        if view.collection(name) is not None:
+            raise Conflict(
+                f"there is a vector store of the name {name[:80]!r} already, which is {vector_store_id[:120]}: "
+                "use it, or take another name"
+            )
+        for each in wanted.file_ids:
+            check_place(find_file(by, view, file_id=each), name)
     tokens = (
         by.core.settings.chunk_tokens if wanted.chunking_strategy is None else _tokens(by, wanted.chunking_strategy)
     )
     collections.put_collection(by, name, rules=Rules.model_validate({"chunk_tokens": tokens}), response=Response())
-    with by.tenant.catalog.view() as view:
-        return _shown(by, view, collection=collection_for(by, view, vector_store_id=VECTOR_STORES.id_of(name)))
+    if wanted.file_ids:
+        attach_files(
+            by, vector_store_id, wanted=[AttachedFile.model_validate({"file_id": each}) for each in wanted.file_ids]
+        )
+    return get_vector_store(by, vector_store_id)
 
 
 def list_vector_stores(by: By, at: At) -> VectorStoreList:
@@ -74,7 +81,7 @@ def change_vector_store(by: By, vector_store_id: str, *, change: VectorStoreChan
     """Change a vector store: its name is its id, so both stay."""
     found = get_vector_store(by, vector_store_id)
     if change.name is not None and change.name != found.name:
-        raise Invalid(f"a vector store keeps its name {found.name[:80]!r}, of which its id is made", field="name")
+        raise Conflict(f"a vector store keeps its name {found.name[:80]!r}, of which its id is made: leave it out")
     return found
 
 
@@ -101,20 +108,6 @@ async def search_vector_store(by: By, vector_store_id: str, *, wanted: VectorSto
     least = wanted.ranking_options and wanted.ranking_options.score_threshold
     within = [each for each in found[: wanted.max_num_results] if least is None or each.score >= least]
     return FoundPage(search_query=queries, data=within)
-
-
-def collection_for(by: Caller, view: CatalogView, *, vector_store_id: str) -> Collection:
-    """The collection that a vector store is. Raises NotFound for one that is not there, or not for this key."""
-    name = VECTOR_STORES.name_of(vector_store_id) or ""
-    found = view.collection(name) if sees_collection(view, name, bound=by.who.bound) else None
-    if found is None:
-        raise unknown("vector store", vector_store_id)
-    return found
-
-
-def attributes_of(metadata: Mapping[str, object]) -> dict[str, Scalar]:
-    """What OpenAI's clients can read of a document's metadata: texts, numbers, true and false."""
-    return {name: value for name, value in metadata.items() if isinstance(value, str | int | float | bool)}
 
 
 def counts_of(uploads: Sequence[QueuedUpload], *, completed: int) -> FileCounts:

@@ -27,7 +27,7 @@ Rule = tuple[type[Failure], str, str]  # a check's failure, the operation, and w
 
 UNSAYABLE: tuple[Rule, ...] = (
     # A schema knows the bytes of a file, and not its name.
-    (RejectedPositiveData, "POST /v1/documents", "is of no known kind: its name must end in"),
+    (RejectedPositiveData, "POST /v1/(documents|files)", "is of no known kind: its name must end in"),
     # One file that is read is enough: the others are refused by name.
     (AcceptedNegativeData, "POST /v1/documents", '"refused":["'),
     # A schema knows the first items of an array, and not the last.
@@ -39,6 +39,7 @@ UNSAYABLE: tuple[Rule, ...] = (
     (RejectedPositiveData, "POST /v1/(search|query|fuse|chat/completions|responses)", "is kept without search"),
     # A schema counts each list alone, and not how long an address becomes.
     (RejectedPositiveData, ".*", "the filter compares with more than"),
+    (RejectedPositiveData, ".*", "the filter has more than"),
     (RejectedPositiveData, ".*", "the address and the headers have at most"),
     # A schema knows of no generator.
     (RejectedPositiveData, "POST /v1/chat/completions", "one answer for a request"),

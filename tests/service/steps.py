@@ -30,6 +30,9 @@ COLLECTION = "/v1/collections/{name}"
 JOB = "/v1/jobs/{job_id}"
 HANDLE = "/v1/handoffs/{handle}"
 STORE = "/v1/vector_stores/{vector_store_id}"
+STORED = f"{STORE}/files/{{file_id}}"
+FILE = "/v1/files/{file_id}"
+BATCH = f"{STORE}/file_batches/{{batch_id}}"
 
 _MOVING = {"created", "created_at", "updated", "timings_ms", "id", "job_id", "request_id", "change"}
 _SECRETS = {"handle", "salt"}
@@ -93,6 +96,9 @@ def asking(names: "Foreign") -> Iterator[Step]:
     for operation, body in ((f"GET {STORE}", None), (f"POST {STORE}", {}), (f"DELETE {STORE}", None)):
         yield Step(operation, {"vector_store_id": f"vs_{CLOSED}"}, body)
     yield Step(f"POST {STORE}/search", {"vector_store_id": f"vs_{CLOSED}"}, {"query": "heron Fenhaven"})
+    yield from filing(f"vs_{CLOSED}", f"file-{names.document}")
+    yield from filing("vs_default", f"file-{names.document}")
+    yield Step(f"GET {BATCH}", {"vector_store_id": f"vs_{CLOSED}", "batch_id": f"vsfb_{names.job}"})
     for method, path in (("GET", JOB), ("GET", f"{JOB}/events"), ("DELETE", JOB)):
         yield Step(f"{method} {path}", {"job_id": names.job})
     yield Step(f"GET {JOB}", {"job_id": names.job}, query={"after": 0, "limit": 1})
@@ -115,6 +121,21 @@ def asking(names: "Foreign") -> Iterator[Step]:
         yield Step("POST /v1/chat/completions", body=chat(text, **more))
 
 
+def filing(store: str, file: str) -> Iterator[Step]:
+    """Everything that can be asked of a file, by OpenAI's names."""
+    yield Step(f"GET {FILE}", {"file_id": file})
+    yield Step(f"GET {FILE}/content", {"file_id": file})
+    here, there = {"vector_store_id": store}, {"vector_store_id": store, "file_id": file}
+    yield Step(f"GET {STORE}/files", here)
+    yield Step(f"POST {STORE}/files", here, {"file_id": file})
+    yield Step(f"POST {STORE}/file_batches", here, {"file_ids": [file]})
+    yield Step(f"GET {STORED}", there)
+    yield Step(f"GET {STORED}/content", there)
+    yield Step(f"POST {STORED}", there, {"attributes": TEAM})
+    yield Step(f"DELETE {STORED}", there)
+    yield Step(f"DELETE {FILE}", {"file_id": file})
+
+
 @dataclass(frozen=True, slots=True)
 class Foreign:
     """Names of what is not the key's own, or of nothing at all."""
@@ -135,6 +156,7 @@ def looking() -> Iterator[Step]:
     yield Step("GET /v1/documents")
     yield Step("GET /v1/collections")
     yield Step("GET /v1/vector_stores")
+    yield Step("GET /v1/files")
     yield Step("GET /v1/jobs")
     yield Step("GET /v1/jobs", query={"limit": 1})
     yield Step("GET /v1/stats")
@@ -197,6 +219,9 @@ def ending() -> Iterator[Step]:
     for name in ("letter", "pair", "mine", "hidden"):
         yield Step(f"DELETE {ONE}", {"document_id": name})
     yield Step(f"PUT {COLLECTION}", {"name": "kept"}, {})
+    yield Step("POST /v1/documents", body=document("filed", REGISTER))
+    yield from filing("vs_default", "file-filed")
+    yield Step("POST /v1/files", body={})
     yield Step("POST /v1/vector_stores", body={"name": "made"})
     yield Step(f"DELETE {STORE}", {"vector_store_id": "vs_made"})
     yield Step(f"DELETE {COLLECTION}", {"name": "mine"})

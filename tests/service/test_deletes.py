@@ -288,6 +288,14 @@ def test_no_byte_of_a_deleted_document_is_left_in_any_file(tmp_path: Path, monke
             content = text.encode() + 30_000 * b" \n"
             finished(client, good(client.post("/v1/documents", files={"files": (name, content)}))["job_id"])
         marks += [b"Oxbrille", b"oxbrille", b"Wimbolt", b"wimbolt"]
+        marks += [b"Quendrik", b"quendrik", b"Velmar", b"velmar"]
+        waiting, put, gone = (_file(client, f"{name}.txt") for name in ("Velmar", "Velmar put", "Velmar gone"))
+        for file in (put, gone):
+            good(client.post("/v1/vector_stores/vs_default/files", json={"file_id": file}))
+            wait_for(lambda file=file: _is_in(client, file), "the file serves")
+        good(client.delete(f"/v1/vector_stores/vs_default/files/{put}"))
+        for file in (waiting, put, gone):
+            good(client.delete(f"/v1/files/{file}"))
         ask(client, "Who keeps Oxbrille?", stream=False)
         pasted = {"model": "default", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 1}
         good(client.post("/v1/chat/completions", json=pasted))
@@ -299,6 +307,16 @@ def test_no_byte_of_a_deleted_document_is_left_in_any_file(tmp_path: Path, monke
         assert kept.tobytes() in _indexed(tmp_path)
     assert not _found(tmp_path, marks)
     assert not [str(place) for place in tmp_path.rglob("*") if place.stat().st_mode & 0o077]
+
+
+def _file(client: httpx.Client, name: str) -> str:
+    """An uploaded file that is in no vector store yet."""
+    sent = {"file": (name, f"Quendrik writes {name} to nobody.".encode())}
+    return good(client.post("/v1/files", files=sent, data={"purpose": "assistants"}))["id"]
+
+
+def _is_in(client: httpx.Client, file: str) -> bool:
+    return good(client.get(f"/v1/vector_stores/vs_default/files/{file}"))["status"] == "completed"
 
 
 FILES = {

@@ -19,14 +19,20 @@ def test_each_example_is_answered(tmp_path: Path) -> None:
     with in_process(settings_in(tmp_path)) as inside, inside.client() as client:
         for example in examples_in(page):
             path = filled(example.path, known)
-            files: Any = [("files", (name, (ROOT / name).read_bytes())) for name in example.files] or None
-            answer = client.request(example.method, path, json=example.body, files=files)
+            parts: Any = [(name, part(value)) for name, value in example.form] or None
+            answer = client.request(example.method, path, json=example.body, files=parts)
             assert answer.is_success != (path == WITHOUT_SETTING), f"{example}: {answer.text}"
             if answer.headers.get("content-type", "") == "application/json":
                 told = answer.json()
                 known |= {name.removesuffix("_id").upper(): told[name] for name in VALUES if name in told}
                 if "job_id" in told:
                     assert finished(client, told["job_id"])["status"] == "done"
+
+
+def part(value: str) -> tuple[str | None, bytes]:
+    """A field of a form, or a file."""
+    name = value.removeprefix("@")
+    return (None, value.encode()) if name == value else (name, (ROOT / name).read_bytes())
 
 
 def filled(path: str, known: Mapping[str, str]) -> str:

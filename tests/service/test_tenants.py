@@ -36,6 +36,13 @@ READ = {
     "GET /v1/vector_stores",
     "GET /v1/vector_stores/{vector_store_id}",
     "POST /v1/vector_stores/{vector_store_id}/search",
+    "GET /v1/vector_stores/{vector_store_id}/files",
+    "GET /v1/vector_stores/{vector_store_id}/files/{file_id}",
+    "GET /v1/vector_stores/{vector_store_id}/files/{file_id}/content",
+    "GET /v1/vector_stores/{vector_store_id}/file_batches/{batch_id}",
+    "GET /v1/files",
+    "GET /v1/files/{file_id}",
+    "GET /v1/files/{file_id}/content",
     "GET /v1/models",
     "GET /v1/models/{model}",
 }  # all others change something

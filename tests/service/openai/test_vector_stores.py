@@ -72,7 +72,7 @@ def test_lists_are_walked_by_the_client_in_the_order_in_which_stores_came(client
         assert [each.id for each in client.vector_stores.list(limit=2)] == [*reversed(made), *reversed(before)]
         page = client.vector_stores.list(limit=2, before=made[3], order="asc")
         assert ([each.id for each in page.data], page.has_more) == (made[1:3], True)
-        with pytest.raises(openai.BadRequestError, match="'vs_nowhere' is not in this list"):
+        with pytest.raises(openai.NotFoundError, match="'vs_nowhere' is not in this list"):
             client.vector_stores.list(after="vs_nowhere")
     finally:
         for each in made:

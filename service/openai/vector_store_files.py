@@ -1,0 +1,148 @@
+"""The files of vector stores as OpenAI's clients put them in, list, change and take them out: documents."""
+
+from typing import Annotated, Final
+
+from fastapi import Query
+
+from retriever.catalog.view import CatalogView
+from retriever.upload_types import UploadState
+from service.api.caller import By, Caller, unknown
+from service.documents.collection_rules import rules_of
+from service.openai.attached_files import attach_files, change_attributes, take_out
+from service.openai.file_bodies import (
+    AttachedFile,
+    AttributeChange,
+    FileBatch,
+    FileStatus,
+    LastError,
+    StaticCut,
+    VectorStoreFile,
+    VectorStoreFileBatch,
+    VectorStoreFileDeleted,
+    VectorStoreFileList,
+)
+from service.openai.list_pages import At, page_of
+from service.openai.object_ids import BATCHES, VECTOR_STORES
+from service.openai.stored_files import (
+    LOST,
+    StoredFile,
+    attributes_of,
+    collection_for,
+    draft_in,
+    files_of,
+    find_file,
+    texts_of,
+)
+from service.openai.vector_store_bodies import ChunkSizes, FileCounts, TextContent, TextPage
+
+Status = Annotated[FileStatus | None, Query(alias="filter", description="Those that are so far alone")]
+
+_STATUSES: Final[dict[UploadState, FileStatus]] = {
+    UploadState.READY: "completed",
+    UploadState.FAILED: "failed",
+    UploadState.CANCELLED: "cancelled",
+}
+
+
+def attach_file(by: By, vector_store_id: str, *, wanted: AttachedFile) -> VectorStoreFile:
+    """Put a file into a vector store, where it is cut and computed."""
+    attach_files(by, vector_store_id, wanted=[wanted])
+    return get_vector_store_file(by, vector_store_id, file_id=wanted.file_id)
+
+
+def list_vector_store_files(by: By, vector_store_id: str, *, at: At, status: Status = None) -> VectorStoreFileList:
+    """List the files of a vector store."""
+    with by.tenant.catalog.view() as view:
+        name = collection_for(by, view, vector_store_id=vector_store_id).name
+        told = files_of(by, view, collection=name)
+        listed = [(came, each) for each, (came, state) in told.items() if status in (None, _status(state))]
+        page = page_of(listed, at)
+        shown = [_shown(by, view, file=find_file(by, view, file_id=each)) for each in page.ids]
+    return VectorStoreFileList(data=shown, first_id=page.first, last_id=page.last, has_more=page.has_more)
+
+
+def get_vector_store_file(by: By, vector_store_id: str, *, file_id: str) -> VectorStoreFile:
+    """Show a file of a vector store, and how far it is."""
+    with by.tenant.catalog.view() as view:
+        return _shown(by, view, file=_file_in(by, view, vector_store_id=vector_store_id, file_id=file_id))
+
+
+def change_vector_store_file(by: By, vector_store_id: str, *, file_id: str, change: AttributeChange) -> VectorStoreFile:
+    """Give a file of a vector store other attributes. Nothing is computed again."""
+    with by.tenant.catalog.view() as view:
+        file = _file_in(by, view, vector_store_id=vector_store_id, file_id=file_id)
+    change_attributes(by, file, attributes=change.attributes)
+    return get_vector_store_file(by, vector_store_id, file_id=file_id)
+
+
+def detach_file(by: By, vector_store_id: str, *, file_id: str) -> VectorStoreFileDeleted:
+    """Take a file out of a vector store. The file itself stays until it is deleted."""
+    with by.tenant.catalog.view() as view:
+        file = _file_in(by, view, vector_store_id=vector_store_id, file_id=file_id)
+    take_out(by, file)
+    return VectorStoreFileDeleted(id=file_id)
+
+
+def get_vector_store_file_content(by: By, vector_store_id: str, *, file_id: str) -> TextPage:
+    """The text of a file of a vector store."""
+    with by.tenant.catalog.view() as view:
+        file = _file_in(by, view, vector_store_id=vector_store_id, file_id=file_id)
+        texts = texts_of(draft_in(by, view, file=file))
+    return TextPage(data=[TextContent(text=each) for each in texts])
+
+
+def create_file_batch(by: By, vector_store_id: str, *, batch: FileBatch) -> VectorStoreFileBatch:
+    """Put files into a vector store together."""
+    job = attach_files(by, vector_store_id, wanted=batch.wanted)
+    return get_file_batch(by, vector_store_id, batch_id=BATCHES.id_of(job))
+
+
+def get_file_batch(by: By, vector_store_id: str, *, batch_id: str) -> VectorStoreFileBatch:
+    """Show how far files are that were put in together."""
+    name = BATCHES.name_of(batch_id) or ""
+    with by.tenant.catalog.view() as view:
+        job = view.job(name) if by.owns(name) else None
+        places = {each.collection for each in view.uploads(name, limit=1)} if job else set[str]()
+    if job is None or not places <= {VECTOR_STORES.name_of(vector_store_id)}:
+        raise unknown("batch of files", batch_id)
+    live = sum(count for state, count in job.states.items() if state.is_live)
+    failed, completed = (job.states.get(each, 0) for each in (UploadState.FAILED, UploadState.READY))
+    total = sum(job.states.values())
+    counts = FileCounts(
+        in_progress=live, completed=completed, failed=failed, cancelled=total - live - failed - completed, total=total
+    )
+    return VectorStoreFileBatch(
+        id=batch_id,
+        created_at=int(job.created),
+        vector_store_id=vector_store_id,
+        status="in_progress" if live else "cancelled" if counts.cancelled else "completed",
+        file_counts=counts,
+    )
+
+
+def _file_in(by: Caller, view: CatalogView, *, vector_store_id: str, file_id: str) -> StoredFile:
+    file = find_file(by, view, file_id=file_id)
+    if file.collection != VECTOR_STORES.name_of(vector_store_id):
+        raise unknown("file", file_id)
+    return file
+
+
+def _status(state: UploadState) -> FileStatus:
+    return _STATUSES.get(state, "in_progress")
+
+
+def _shown(by: Caller, view: CatalogView, *, file: StoredFile) -> VectorStoreFile:
+    draft = None if file.state in LOST else draft_in(by, view, file=file)
+    sizes = ChunkSizes.model_validate(
+        {"max_chunk_size_tokens": rules_of(view, file.collection).chunk_tokens, "chunk_overlap_tokens": 0}
+    )
+    return VectorStoreFile(
+        id=file.id,
+        created_at=int(file.created),
+        usage_bytes=sum(len(each.encode()) for each in texts_of(draft)) if draft else 0,
+        vector_store_id=VECTOR_STORES.id_of(file.collection),
+        status=_status(file.state),
+        last_error=LastError(message=file.upload.detail) if file.upload and file.state is UploadState.FAILED else None,
+        chunking_strategy=StaticCut(static=sizes),
+        attributes=attributes_of(draft.metadata) if draft else {},
+    )

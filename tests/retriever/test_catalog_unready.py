@@ -1,0 +1,51 @@
+"""What every catalog promises of what does not serve, and of what waits for a collection. See `Contract`."""
+
+import time
+from dataclasses import replace
+
+from retriever.catalog.catalog import Catalog
+from retriever.types import Removal
+from retriever.upload_types import UploadState
+from tests.retriever.catalogs import Contract, Opened, Sqlite, deleted, document, put
+from tests.retriever.test_catalog_uploads import accepted, advanced, live, new, states
+
+
+class UnreadyContract(Contract):
+    def test_what_has_no_collection_waits_and_nothing_works_on_it_until_it_has_one(self, opened: Opened) -> None:
+        [waiting] = accepted(opened(), new("a", b"kept", collection=""))
+        catalog = opened()
+        with catalog.change() as change:
+            assert (change.expected(), change.waiting_bytes()) == ((1, 1), 4)
+            assert change.forget_uploads(time.time() + 1) == 0
+        with catalog.view() as view:
+            assert view.live(9) == view.jobs() == [] and view.content(waiting.number) == b"kept"
+            assert view.unready() == view.unready("") == [waiting] and view.unready("c") == []
+        [put_in] = accepted(catalog, replace(new("a", b"kept"), replaces=waiting.number), job="k")
+        assert states(catalog) == ["superseded"] and live(catalog) == [put_in.number]
+        with catalog.view() as view:
+            assert view.content(waiting.number) is None and view.unready("c") == view.unready() == [put_in]
+            assert [job.id for job in view.jobs()] == ["k", "j"]
+
+    def test_what_was_deleted_does_not_come_back_by_a_copy_that_was_read_before(self, catalog: Catalog) -> None:
+        [waiting] = accepted(catalog, new("a", b"kept", collection=""))
+        assert deleted(catalog, "a") == Removal()
+        [late] = accepted(catalog, replace(new("a", b"kept"), replaces=waiting.number), job="k")
+        assert late.state is UploadState.DELETED and live(catalog) == []
+        with catalog.view() as view:
+            assert view.content(late.number) is view.content(waiting.number) is None and view.unready() == []
+
+    def test_what_does_not_serve_is_told_once_by_the_upload_that_counts(self, catalog: Catalog) -> None:
+        put(catalog, document("serves", "x"), collection="c")
+        ends = {"failed": UploadState.FAILED, "cancelled": UploadState.CANCELLED, "gone": UploadState.DELETED}
+        for name, state in ends.items():
+            [upload] = accepted(catalog, new(name))
+            assert advanced(catalog, upload, state=state)
+        accepted(catalog, new("serves"), new("again"), new("", file="a.txt"))
+        accepted(catalog, new("again"), new("far", collection="d"))
+        with catalog.view() as view:
+            assert sorted(each.document for each in view.unready("c")) == ["again", "cancelled", "failed"]
+            assert sorted(each.document for each in view.unready()) == ["again", "cancelled", "failed", "far"]
+
+
+class TestSqliteUnready(Sqlite, UnreadyContract):
+    pass

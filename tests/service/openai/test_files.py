@@ -1,0 +1,220 @@
+"""Files by OpenAI's own client, unchanged, in front of a running service: uploaded, put into vector stores, found."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from service.access.principal import Role
+from service.documents import ingestion
+from service.truth.control import Quota
+from tests.service.serving import Inside, good, in_process, put_in, settings_in
+from tests.service.test_clients import official
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "clients.md"
+BADGER, HERON = b"Halio keeps a badger in the shed.", b"Mirel keeps a heron by the river."
+NOWHERE: list[Callable[[OpenAI, str, str], object]] = [
+    lambda client, store, file: client.files.retrieve(file),
+    lambda client, store, file: client.files.content(file),
+    lambda client, store, file: client.files.delete(file),
+    lambda client, store, file: client.vector_stores.files.retrieve(file, vector_store_id=store),
+    lambda client, store, file: client.vector_stores.files.content(file, vector_store_id=store).data,
+    lambda client, store, file: client.vector_stores.files.delete(file, vector_store_id=store),
+    lambda client, store, file: client.vector_stores.files.update(file, vector_store_id=store, attributes={}),
+    lambda client, store, file: client.vector_stores.files.create(store, file_id=file),
+    lambda client, store, file: client.vector_stores.file_batches.create(store, file_ids=[file]),
+]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("files"))) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service: Inside) -> Iterator[OpenAI]:
+    """Nothing is left of the test before."""
+    with official(service) as client:
+        for store in client.vector_stores.list():
+            client.vector_stores.delete(store.id)
+        for file in client.files.list():
+            client.files.delete(file.id)
+        yield client
+
+
+def bound(service: Inside, role: Role = Role.WRITE, **where: object) -> OpenAI:
+    return official(service, key=service.core.control.create_key("default", role, bound=where)[1])
+
+
+def refused(act: Callable[[], object]) -> tuple[int, str]:
+    with pytest.raises(openai.APIStatusError) as caught:
+        act()
+    return caught.value.status_code, caught.value.message
+
+
+def found(client: OpenAI, store: str, query: str = "Who keeps it?", **more: Any) -> list[str]:  # noqa: ANN401
+    return [each.file_id for each in client.vector_stores.search(store, query=query, **more)]
+
+
+def test_a_file_waits_for_its_vector_store_and_is_found_there_alone(service: Inside, client: OpenAI) -> None:
+    file = client.files.create(file=("letter.txt", BADGER), purpose="assistants")
+    assert client.files.wait_for_processing(file.id, poll_interval=0.01).status == "processed"
+    assert (file.filename, file.bytes, file.purpose) == ("letter.txt", len(BADGER), "assistants")
+    assert (client.files.retrieve(file.id), client.files.content(file.id).content) == (file, BADGER)
+    with service.client() as rest:
+        assert good(rest.get("/v1/documents"))["documents"] == good(rest.get("/v1/jobs"))["jobs"] == []
+        assert good(rest.post("/v1/search", json={"query": "badger"}))["hits"] == []
+        assert good(rest.get("/v1/collections"))["collections"] == []
+    store = client.vector_stores.create(name="letters").id
+    cut: Any = {"type": "static", "static": {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": 400}}
+    told = refused(lambda: client.vector_stores.files.create(store, file_id=file.id, chunking_strategy=cut))
+    assert told[0] == 409 and "are cut to 256 tokens without overlap" in told[1]
+    put = client.vector_stores.files.create_and_poll(
+        file.id, vector_store_id=store, attributes={"year": 1911.5, "a": True}
+    )
+    assert (put.status, put.last_error, put.usage_bytes, put.vector_store_id) == ("completed", None, len(BADGER), store)
+    assert (put.id, put.attributes) == (file.id, {"year": 1911.5, "a": True})
+    [hit] = client.vector_stores.search(
+        store, query="Who keeps a badger?", filters={"type": "eq", "key": "a", "value": True}
+    )
+    assert (hit.file_id, hit.filename, hit.content[0].text) == (file.id, "letter.txt", BADGER.decode())
+    assert client.files.retrieve(file.id).filename == "letter.txt"
+    [text] = client.vector_stores.files.content(file.id, vector_store_id=store)
+    assert text.text == BADGER.decode()
+
+
+def test_the_example_of_the_page_runs(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    [code] = re.findall(r"```python\n(store = .*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    monkeypatch.chdir(PAGE.parents[1])
+    exec(code, {"client": client})
+    assert found(client, "vs_handbook")
+
+
+def test_two_files_of_one_name_are_two_and_each_is_in_its_own_store(client: OpenAI) -> None:
+    stores = [client.vector_stores.create(name=name).id for name in ("one", "other")]
+    files = [
+        client.vector_stores.files.upload_and_poll(vector_store_id=store, file=("letter.txt", text)).id
+        for store, text in zip(stores, (BADGER, HERON), strict=True)
+    ]
+    assert [found(client, store) for store in stores] == [[files[0]], [files[1]]]
+    told = refused(lambda: client.vector_stores.files.create(stores[0], file_id=files[1]))
+    assert told[0] == 409 and "is in vs_other, and a file is in one vector store here" in told[1]
+    assert found(client, stores[1]) == [files[1]]
+
+
+def test_a_file_that_is_taken_out_is_there_still_until_it_is_deleted(client: OpenAI) -> None:
+    store = client.vector_stores.create(name="letters").id
+    file = client.vector_stores.files.upload_and_poll(vector_store_id=store, file=("a.txt", BADGER)).id
+    assert client.vector_stores.files.delete(file, vector_store_id=store).deleted
+    assert found(client, store) == [] and client.vector_stores.retrieve(store).file_counts.total == 0
+    assert client.files.content(file).content == BADGER and client.files.retrieve(file).filename == "a.txt"
+    assert client.vector_stores.files.create_and_poll(file, vector_store_id=store).status == "completed"
+    assert found(client, store) == [file]
+    assert client.files.delete(file).deleted
+    assert found(client, store) == [] and not client.files.list().data
+    assert set(told_everywhere(client, store, file)) == {refused(lambda: client.files.retrieve(file))}
+
+
+def test_documents_of_ours_are_files_too(service: Inside, client: OpenAI) -> None:
+    with service.client() as rest:
+        put_in(rest, [{"id": "a/b c", "text": "Halio keeps a badger.", "metadata": {"n": 1}}], collection="ours")
+    [file] = client.vector_stores.files.list("vs_ours").data
+    assert (file.id, file.status, file.attributes) == ("file-a~2Fb~20c", "completed", {"n": 1})
+    assert client.files.retrieve(file.id).filename == "a/b c"
+    changed = client.vector_stores.files.update(file.id, vector_store_id="vs_ours", attributes={"m": "x"})
+    assert changed.attributes == {"m": "x"}
+    client.files.delete(file.id)
+    with service.client() as rest:
+        assert good(rest.get("/v1/documents"))["documents"] == []
+
+
+def test_a_batch_is_put_in_together_and_counted(client: OpenAI) -> None:
+    files = [client.files.create(file=(f"{n}.txt", b"Letter %d." % n), purpose="user_data").id for n in range(3)]
+    store = client.vector_stores.create(name="letters", file_ids=files[:1]).id
+    given: Any = [{"file_id": each, "attributes": {"n": n}} for n, each in enumerate(files[1:])]
+    batch = client.vector_stores.file_batches.create_and_poll(store, files=given)
+    assert (batch.status, batch.file_counts.completed, batch.file_counts.total) == ("completed", 2, 2)
+    while client.vector_stores.retrieve(store).status != "completed":
+        time.sleep(0.02)
+    assert client.vector_stores.retrieve(store).file_counts.completed == 3
+    listed = client.vector_stores.files.list(store, order="asc", limit=2)
+    assert sorted(each.id for each in listed) == sorted(files)
+    assert {each.id: each.attributes for each in listed if each.attributes} == {files[1]: {"n": 0}, files[2]: {"n": 1}}
+    assert [each.purpose for each in client.files.list(purpose="user_data")] == ["user_data"] * 3
+    assert not client.files.list(purpose="assistants").data
+    assert refused(lambda: client.vector_stores.file_batches.retrieve(batch.id, vector_store_id="vs_other"))[0] == 404
+
+
+def test_what_cannot_be_computed_has_failed_and_says_why(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("no")
+
+    store = client.vector_stores.create(name="letters").id
+    with monkeypatch.context() as patch:
+        patch.setattr(ingestion, "cut_draft", broken)
+        put = client.vector_stores.files.upload_and_poll(vector_store_id=store, file=("a.txt", BADGER))
+    assert put.status == "failed" and put.last_error and "could not work on it: ValueError" in put.last_error.message
+    counts = client.vector_stores.retrieve(store).file_counts
+    assert (counts.failed, counts.total) == (1, 1)
+    assert [each.id for each in client.vector_stores.files.list(store, filter="failed")] == [put.id]
+    assert not client.vector_stores.files.list(store, filter="completed").data
+
+
+@pytest.mark.parametrize(
+    ("file", "purpose", "told"),
+    [
+        (("a.bin", b"x"), "assistants", "'a.bin' is of no known kind: its name must end in"),
+        (("a.txt", b" "), "assistants", "'a.txt' is empty: leave it out"),
+        (("a.pdf", b"%PDF-1.7 broken"), "assistants", "a.pdf cannot be read"),
+        (("a.txt", b"x"), "fine-tune", "it is one of assistants, user_data, got 'fine-tune'"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(client: OpenAI, file: Any, purpose: Any, told: str) -> None:  # noqa: ANN401
+    status, message = refused(lambda: client.files.create(file=file, purpose=purpose))
+    assert status == 400 and told in message and not client.files.list().data
+
+
+def test_a_file_that_others_may_not_see_is_told_like_one_that_never_was(service: Inside, client: OpenAI) -> None:
+    store = client.vector_stores.create(name="letters").id
+    with bound(service, team="a") as mine, bound(service, team="a") as same, bound(service, team="b") as strangers:
+        waiting = mine.files.create(file=("a.txt", HERON), purpose="assistants").id
+        file = mine.vector_stores.files.upload_and_poll(vector_store_id=store, file=("a.txt", BADGER)).id
+        assert found(mine, store) == found(same, store) == [file]
+        assert sorted(each.id for each in mine.files.list()) == sorted([waiting, file])
+        for stranger, hidden in ((same, waiting), (strangers, waiting), (strangers, file)):
+            there, never = (told_everywhere(stranger, store, each) for each in (hidden, "file-never"))
+            assert [(status, said.replace(hidden, "file-never")) for status, said in there] == never
+            assert {status for status, _ in there} == {404}
+        assert not strangers.files.list().data and not strangers.vector_stores.list().data
+        mine.vector_stores.files.delete(file, vector_store_id=store)
+        mine.files.delete(file)
+        assert [each.id for each in mine.files.list()] == [waiting]
+
+
+def test_files_that_wait_count_for_the_quota_and_leave_it_when_deleted(service: Inside, client: OpenAI) -> None:
+    service.core.control.set_quota("default", Quota(2, None))
+    try:
+        store = client.vector_stores.create(name="letters").id
+        first, second = (client.files.create(file=("a.txt", each), purpose="assistants").id for each in (BADGER, HERON))
+        status, told = refused(lambda: client.files.create(file=("b.txt", BADGER), purpose="assistants"))
+        assert status == 429 and "the quota of tenant 'default' is 2 documents" in told
+        assert client.vector_stores.files.create_and_poll(first, vector_store_id=store).status == "completed"
+        client.files.delete(second)
+        client.files.create(file=("b.txt", HERON), purpose="assistants")
+    finally:
+        service.core.control.set_quota("default", Quota())
+
+
+def told_everywhere(client: OpenAI, store: str, file: str) -> list[tuple[int, str]]:
+    """What each way to name a file is told."""
+
+    def told(act: Callable[[OpenAI, str, str], object]) -> tuple[int, str]:
+        return refused(lambda: act(client, store, file))
+
+    return [told(each) for each in NOWHERE]
