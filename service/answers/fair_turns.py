@@ -23,12 +23,15 @@ T = TypeVar("T")
 class FairTurns:
     """Runs one piece of work of each owner at a time on a few threads; `longest` of each may run or wait.
 
+    `waiting`: what whoever is refused is told of those.
+
     Its methods are called in one event loop.
     """
 
-    def __init__(self, threads: int, *, longest: int) -> None:
+    def __init__(self, threads: int, *, longest: int, waiting: str) -> None:
         self._pool = ThreadPoolExecutor(threads, "kvweave-turn")
         self._longest = longest
+        self._waiting = waiting
         self._lines: WeakValueDictionary[str, _Line] = WeakValueDictionary()
 
     def close(self) -> None:
@@ -39,10 +42,7 @@ class FairTurns:
         """Returns the result of the work. Running work of a cancelled caller keeps its owner's turn to its end."""
         line = self._lines.setdefault(owner, _Line())
         if line.length >= self._longest:
-            raise Exhausted(
-                f"{line.length} JSON schemas of this tenant wait to be compiled: try again in a moment",
-                retry_after_s=RETRY_S,
-            )
+            raise Exhausted(f"{line.length} {self._waiting}: try again in a moment", retry_after_s=RETRY_S)
         line.length += 1
         try:
             await line.turn.acquire()

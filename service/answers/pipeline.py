@@ -122,7 +122,9 @@ class Pipeline:
         self._grammars = Grammars(self._model.prompt_builder.tokenizer, self._model.vocabulary)
         self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup", lower_priority, (COMPUTES,))
         self._fetches = ThreadPoolExecutor(FETCHES, "kvweave-fetch")
-        self._compilations = FairTurns(COMPILERS, longest=SCHEMAS)
+        self._compilations = FairTurns(
+            COMPILERS, longest=SCHEMAS, waiting="JSON schemas of this tenant wait to be compiled"
+        )
         self._schema_memory = SchemaMemory()
         self._flying = 0
         self.foreign_documents = ForeignDocuments(self._model) if settings.model == BUILTIN else None

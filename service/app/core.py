@@ -18,6 +18,7 @@ from service.access.one_time_link import OneTimeLink
 from service.access.places import Places
 from service.access.principal import Principal
 from service.answers.pipeline import Pipeline
+from service.answers.text_vectors import TextVectors
 from service.documents.ingest import Ingest
 from service.documents.tenants import Tenant, Tenants
 from service.errors import Unavailable
@@ -50,6 +51,7 @@ class _Working:
     tenants: Tenants
     ingest: Ingest
     pipeline: Pipeline
+    text_vectors: TextVectors
 
 
 class Core:
@@ -106,6 +108,11 @@ class Core:
     def pipeline(self) -> Pipeline:
         """The pipeline that answers. Raises Unavailable while the model loads."""
         return self._ready().pipeline
+
+    @property
+    def text_vectors(self) -> TextVectors:
+        """What makes vectors of texts. Raises Unavailable while the model loads."""
+        return self._ready().text_vectors
 
     @property
     def tenants(self) -> Tenants:
@@ -168,6 +175,12 @@ class Core:
         made, chunks = (sum(each[place] for each in counted if each) for place in (0, 1))
         return f"vectors of {made / chunks:.0%} of the chunks are made" if chunks else ""
 
+    @property
+    def embedder_name(self) -> str:
+        """The name of the embedder; empty while there is none. Raises Unavailable while the model loads."""
+        wanted = self.tenants.libraries.embedders.wanted
+        return wanted.name if wanted else ""
+
     def wait(self) -> None:
         """Returns when the model is there, or will not be."""
         self._loading.join()
@@ -207,6 +220,8 @@ class Core:
         self._stack.callback(ingest.close)
         pipeline = Pipeline(tenants, ingest, settings=settings, metrics=self.metrics, tracer=self.tracer)
         self._stack.callback(pipeline.close)
+        text_vectors = TextVectors(tenants.libraries.embedders, tenants.model.prompt_builder.tokenizer)
+        self._stack.callback(text_vectors.close)
         self.metrics.watch(
             "requests_in_flight", "Requests for answers that are not over.", read=lambda: pipeline.in_flight
         )
@@ -217,7 +232,7 @@ class Core:
         ingest.start()
         tenants.libraries.begin(tenants.serving, then=ingest.wake_all)
         self.truth.peers.follow(Follower(tenants.learn, ingest.wake, ingest.resting, tenants.forget))
-        self._working = _Working(tenants, ingest, pipeline)
+        self._working = _Working(tenants, ingest, pipeline, text_vectors)
         model = tenants.model
         log.info("ready", extra=fields(model=settings.model, window=model.window, codec=model.codec))
         if pipeline.foreign_documents is not None:

@@ -150,6 +150,7 @@ class Model(BaseModel):
         description="What search by vectors waits for; empty where it does not",
         examples=["vectors of 120 of 418 chunks are made"],
     )
+    embedder: str = Field(description="The model's name at /v1/embeddings; empty while there is no embedder")
 
 
 class ModelList(BaseModel):

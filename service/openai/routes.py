@@ -21,6 +21,7 @@ from service.model.served_model import ServedModel
 from service.openai.answer_bodies import ChatCompletion, ErrorBody, Model, ModelList
 from service.openai.completion import Chunks, Envelope, completion
 from service.openai.defaults import Defaults, to_answer_request
+from service.openai.embeddings import EmbeddingList, EmbeddingRequest, embed
 from service.openai.errors import OpenAIRoute
 from service.openai.model_check import check_model
 from service.openai.request import ChatRequest
@@ -75,6 +76,10 @@ def router() -> APIRouter:
     ) -> Response:
         return await _complete(core_of(request.app), body, request=request, who=who, within_s=within_s)
 
+    @routes.post("/v1/embeddings", summary="Vectors of texts, as search has them", response_model=EmbeddingList)
+    async def embeddings(body: EmbeddingRequest, request: Request, *, who: By) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return await embed(core_of(request.app), body, request=request, who=who)
+
     @routes.get("/v1/models", summary="The model that answers")
     def models(request: Request, *, who: By) -> ModelList:  # pyright: ignore[reportUnusedFunction]
         return ModelList(data=[_model(core_of(request.app), who)])
@@ -119,6 +124,7 @@ def _model(core: "Core", who: Principal) -> Model:
         max_model_len=core.window,
         search=mode,
         search_waits=waits,
+        embedder=core.embedder_name,
     )
 
 

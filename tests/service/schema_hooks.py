@@ -48,6 +48,8 @@ UNSAYABLE: tuple[Rule, ...] = (
     (RejectedPositiveData, "POST /v1/chat/completions", "with tools there are no logprobs"),
     (RejectedPositiveData, "POST /v1/chat/completions", "there are no tools to choose of"),
     (RejectedPositiveData, "POST /v1/chat/completions", "either response_format or structured_outputs"),
+    # Nor of an embedder.
+    (RejectedPositiveData, "POST /v1/embeddings", "dimensions, not"),
     # A schema knows of no vocabulary.
     (RejectedPositiveData, CHATS, "leave it out of logit_bias"),
     # Numbers beside 2**63 are the same to what generates them, which counts in doubles.

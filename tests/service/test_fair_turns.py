@@ -31,7 +31,7 @@ async def begun(work: Held) -> None:
 
 def played(play: Callable[[FairTurns], Awaitable[None]], *, threads: int = 2, longest: int = 3) -> None:
     async def run() -> None:
-        turns = FairTurns(threads, longest=longest)
+        turns = FairTurns(threads, longest=longest, waiting="pieces of work wait")
         try:
             await asyncio.wait_for(play(turns), WITHIN_S)
         finally:
@@ -59,7 +59,7 @@ def test_a_line_that_is_too_long_is_refused_until_it_is_shorter() -> None:
         held = [Held(), Held()]
         much = [asyncio.create_task(turns.run("a", work)) for work in held]
         await begun(held[0])
-        with pytest.raises(Exhausted, match="2 JSON schemas") as refusal:
+        with pytest.raises(Exhausted, match="2 pieces of work wait") as refusal:
             await turns.run("a", lambda: 8)
         assert refusal.value.retry_after_s
         much.pop().cancel()

@@ -133,6 +133,7 @@ class FakeCore:
         self.created = 1_760_000_000.5
         self.window = 2048
         self.model = SimpleNamespace(usual=Sampling(temperature=1.0), fingerprint=SimpleNamespace(digest="0a"))
+        self.embedder_name = ""
         self.loading = False
 
     def tenant(self, principal: Principal) -> FakeTenant:

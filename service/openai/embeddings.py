@@ -1,0 +1,112 @@
+"""OpenAI's embeddings, which are those that search has of passages. Knows no prompt."""
+
+import base64
+import json
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
+
+import numpy as np
+from fastapi import Request, Response
+from pydantic import BaseModel, BeforeValidator, Field
+
+from retriever.embedders.embedding import Embedder, Vector
+from service.access.principal import Principal
+from service.api.fields import WHOLE, Strict, Text
+from service.api.streams import client_gone, unless_gone
+from service.errors import Invalid, ModelNotFound
+from service.openai.model_check import ALIAS
+from service.openai.request import Unused
+
+if TYPE_CHECKING:
+    from service.app.core import Core
+
+MOST_INPUTS: Final = 2048
+MOST_CHARACTERS: Final = 100_000  # of a text: more than any encoder reads
+
+
+def _texts(given: object) -> object:
+    """Checks as pydantic would, but that what is wrong with one of several texts gets a sentence of its own."""
+    for place, each in enumerate(cast(list[object], given) if isinstance(given, list) else []):
+        if isinstance(each, int | list):
+            raise ValueError("the embedder has a tokenizer of its own: send texts, not token ids")
+        if isinstance(each, str) and (not each.strip() or len(each) > MOST_CHARACTERS):
+            what = "has no words" if len(each) <= MOST_CHARACTERS else f"has more than {MOST_CHARACTERS:,} characters"
+            raise ValueError(f"text {place + 1} {what}: leave it out, or cut it")
+    return cast(object, given)
+
+
+Input = Annotated[Text, Field(max_length=MOST_CHARACTERS)]
+Inputs = Annotated[list[Input], Field(min_length=1, max_length=MOST_INPUTS)]
+
+
+class EmbeddingRequest(Strict):
+    """Texts to make vectors of."""
+
+    model: str = Field(examples=["default"])
+    input: Annotated[Input | Inputs, BeforeValidator(_texts)] = Field(
+        description="A text longer than the embedder's window is cut off there"
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | None = Field(None, description="The embedder's own")
+    user: Unused = None
+
+
+class Embedding(BaseModel):
+    """A text's vector, of unit length. In base64 the numbers are float32 in little-endian order."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """What was read, in tokens of the model that answers."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """The vectors, in the order of the texts."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+async def embed(core: "Core", body: EmbeddingRequest, *, request: Request, who: Principal) -> Response:
+    """The vectors of the texts, as an `EmbeddingList`."""
+    embedder = core.text_vectors.embedder
+    _check(body, embedder)
+    answer = await unless_gone(request, _rendered(core, body, embedder=embedder, tenant=who.tenant))
+    return client_gone() if answer is None else Response(answer, media_type="application/json")
+
+
+def _check(body: EmbeddingRequest, embedder: Embedder) -> None:
+    """Raises what is wrong in the light of the embedder."""
+    if body.model not in (embedder.name, ALIAS):
+        raise ModelNotFound(f"The model {body.model[:80]!r} makes no vectors: this service has {embedder.name!r}")
+    if body.dimensions not in (None, embedder.dim):
+        reason = f"the embedder's vectors have {embedder.dim} dimensions, not {body.dimensions}: leave it out"
+        raise Invalid(reason, field="dimensions")
+
+
+async def _rendered(core: "Core", body: EmbeddingRequest, *, embedder: Embedder, tenant: str) -> str:
+    """The answer, rendered part by part: so many numbers at once would hold the event loop."""
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    rows: list[str] = []
+    tokens = 0
+    async with aclosing(core.text_vectors.parts(tenant, texts)) as parts:
+        async for part in parts:
+            tokens += part.tokens
+            for vector in part.vectors:
+                row = Embedding(index=len(rows), embedding=_numbers(vector, body.encoding_format))
+                rows.append(row.model_dump_json())
+    usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens).model_dump_json()
+    return f'{{"object":"list","data":[{",".join(rows)}],"model":{json.dumps(embedder.name)},"usage":{usage}}}'
+
+
+def _numbers(vector: Vector, form: str | None) -> list[float] | str:
+    numbers = vector.astype(np.dtype("<f4"))
+    return base64.b64encode(numbers.tobytes()).decode() if form == "base64" else cast(list[float], numbers.tolist())
