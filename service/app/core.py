@@ -17,6 +17,7 @@ from retriever.errors import RetrieverError
 from service.access.one_time_link import OneTimeLink
 from service.access.places import Places
 from service.access.principal import Principal
+from service.answers.kept_answers import KeptAnswers
 from service.answers.pipeline import Pipeline
 from service.answers.text_vectors import TextVectors
 from service.documents.ingest import Ingest
@@ -72,6 +73,7 @@ class Core:
         self.refusals = Refusals(self.metrics)
         self.places = Places(settings.max_requests, has_keys=settings.auth)
         self.link = OneTimeLink()
+        self.kept_answers = KeptAnswers()
         self.tracer = tracer
         self.model_name = settings.shown_model
         self.created = time.time()

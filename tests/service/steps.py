@@ -29,12 +29,13 @@ ONE = "/v1/documents/{document_id}"
 COLLECTION = "/v1/collections/{name}"
 JOB = "/v1/jobs/{job_id}"
 HANDLE = "/v1/handoffs/{handle}"
+RESPONSE = "/v1/responses/{response_id}"
 STORE = "/v1/vector_stores/{vector_store_id}"
 STORED = f"{STORE}/files/{{file_id}}"
 FILE = "/v1/files/{file_id}"
 BATCH = f"{STORE}/file_batches/{{batch_id}}"
 
-_MOVING = {"created", "created_at", "updated", "timings_ms", "id", "job_id", "request_id", "change"}
+_MOVING = {"created", "created_at", "completed_at", "updated", "timings_ms", "id", "job_id", "request_id", "change"}
 _SECRETS = {"handle", "salt"}
 _MOVED = re.compile(r'"(created|updated|id|timings_ms|change)":(\{[^}]*\}|"[^"]*"|[0-9.]+)')
 _JOB = re.compile(r"job-[\w-]+")
@@ -119,6 +120,10 @@ def asking(names: "Foreign") -> Iterator[Step]:
     for more in ({"chunk_ids": [names.chunk]}, {"collection": CLOSED}, {}):
         text = f"{HIDDEN}\n\nQuestion: Who keeps a heron?"
         yield Step("POST /v1/chat/completions", body=chat(text, **more))
+        yield Step("POST /v1/responses", body=response(text, **more))
+    yield Step("POST /v1/responses", body=response("Who keeps a heron?", previous_response_id=names.response))
+    for method in ("GET", "DELETE"):
+        yield Step(f"{method} {RESPONSE}", {"response_id": names.response})
 
 
 def filing(store: str, file: str) -> Iterator[Step]:
@@ -144,6 +149,11 @@ class Foreign:
     chunk: str = chunk_id(HIDDEN)
     job: str = "job-0-0"
     handle: str = "none"
+    response: str = "resp_none"
+
+
+def response(text: str, **more: object) -> Json:
+    return {"model": "default", "input": text, "max_output_tokens": 3, "temperature": 0, **more}
 
 
 def chat(text: str, **more: object) -> Json:
@@ -197,6 +207,7 @@ def using() -> Iterator[Step]:
         yield Step("POST /v1/fuse", body={"question": QUESTIONS[0], "max_tokens": 3})
         yield Step("POST /v1/chat/completions", body=chat(CHAT))
         yield Step("POST /v1/chat/completions", body=chat(PLAIN))
+        yield Step("POST /v1/responses", body=response(CHAT))
     yield Step("POST /v1/chat/completions", body=chat(CHAT, stream=True, stream_options={"include_usage": True}))
     yield Step("POST /v1/query", body={"question": QUESTIONS[0], "sampling": SAMPLING, "stream": True})
     yield Step("POST /v1/query", body={"question": QUESTIONS[0], "documents": [{"text": LETTER}], "sampling": SAMPLING})
@@ -296,4 +307,4 @@ def still(found: object) -> object:
 
 def is_name(value: object) -> bool:
     """Documents are named by who puts them in, so their ids do not move."""
-    return isinstance(value, str) and not re.match(r"(job|query|fuse|chatcmpl)-|[0-9a-f]{16,}$", value)
+    return isinstance(value, str) and not re.match(r"(job|query|fuse|chatcmpl)-|(resp|msg)_|[0-9a-f]{16,}$", value)

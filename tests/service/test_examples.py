@@ -25,6 +25,8 @@ def test_each_example_is_answered(tmp_path: Path) -> None:
             if answer.headers.get("content-type", "") == "application/json":
                 told = answer.json()
                 known |= {name.removesuffix("_id").upper(): told[name] for name in VALUES if name in told}
+                if told.get("object") == "response":
+                    known["RESPONSE"] = told["id"]
                 if "job_id" in told:
                     assert finished(client, told["job_id"])["status"] == "done"
 

@@ -11,8 +11,9 @@ from openai import OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel, SecretStr
 
+from service.access.principal import DEFAULT_TENANT, Role
 from tests.service.passages import PASSAGES, QUESTIONS
-from tests.service.serving import Inside, in_process, settings_in
+from tests.service.serving import Inside, good, in_process, put_in, settings_in
 from tests.service.test_clients import official
 
 TEXT = PASSAGES[1].text
@@ -91,6 +92,62 @@ def test_an_answer_that_is_cut_says_so_and_an_unknown_model_is_not_found(client:
     assert cut.incomplete_details.reason == "max_output_tokens"
     with pytest.raises(openai.NotFoundError, match="gpt-5"):
         ask(client, model="gpt-5")
+
+
+def letters(client: OpenAI, **more: object) -> Response:
+    """A response that rests on the collection of letters."""
+    return ask(client, **{"input": "Where does Elio live?", "extra_body": {"collection": "letters"}, **more})
+
+
+def kept(client: OpenAI, name: str) -> bool:
+    """Whether the response is there: whoever tells of it and whoever goes on from it say the same."""
+    said = refusal(client, name)
+    assert said.replace(name, "resp_never") in ("", refusal(client, "resp_never"))
+    return not said
+
+
+def refusal(client: OpenAI, name: str) -> str:
+    said: list[str] = []
+    for way in (lambda: client.responses.retrieve(name), lambda: ask(client, input="?", previous_response_id=name)):
+        try:
+            way()
+            said.append("")
+        except openai.NotFoundError as error:
+            said.append(error.message)
+    assert said[0] == said[1]
+    return said[0]
+
+
+def test_a_conversation_goes_on_and_is_its_keys_alone(client: OpenAI, service: Inside) -> None:
+    first = ask(client)
+    again = ask(client, input="Which animal does Halio keep?", previous_response_id=first.id)
+    assert first.usage and again.usage and again.usage.input_tokens > first.usage.input_tokens
+    _, other = service.core.control.create_key(DEFAULT_TENANT, Role.ADMIN)
+    with official(service, key=other) as stranger:
+        assert not kept(stranger, first.id)
+    assert kept(client, first.id) and kept(client, again.id)
+
+
+@pytest.mark.parametrize("way", ["delete", "edit", "move"])
+def test_what_rests_on_what_is_gone_is_forgotten(client: OpenAI, service: Inside, way: str) -> None:
+    letter = {"id": "elio", "text": "Elio lives in K9.", "metadata": {"team": "a"}}
+    _, key = service.core.control.create_key(DEFAULT_TENANT, Role.READ, bound={"team": "a"})
+    with service.client() as http, official(service, key=key) as bound:
+        put_in(http, [letter], collection="letters")
+        mine, theirs = letters(client), letters(bound)
+        behind = ask(client, input="And Halio?", previous_response_id=mine.id)
+        beside = ask(client, input="What is a badger?")
+        assert mine.model_extra and mine.model_extra["kvweave"]["sources"]
+        assert kept(client, mine.id) and kept(client, behind.id) and kept(bound, theirs.id)
+        if way == "delete":
+            good(http.delete("/v1/documents/elio"))
+        elif way == "edit":
+            put_in(http, [{**letter, "text": "Elio lives elsewhere."}], collection="letters")
+        else:
+            good(http.patch("/v1/documents/elio", json={"metadata": {"team": "b"}}))
+        assert not kept(bound, theirs.id)
+        assert kept(client, mine.id) == kept(client, behind.id) == (way == "move")
+        assert kept(client, beside.id)
 
 
 def test_langchain_speaks_responses(service: Inside) -> None:

@@ -33,6 +33,9 @@ READ = {
     "POST /v1/cache/lookup",
     "GET /v1/stats",
     "POST /v1/chat/completions",
+    "POST /v1/responses",
+    "GET /v1/responses/{response_id}",
+    "DELETE /v1/responses/{response_id}",
     "GET /v1/vector_stores",
     "GET /v1/vector_stores/{vector_store_id}",
     "POST /v1/vector_stores/{vector_store_id}/search",
@@ -172,11 +175,14 @@ def test_two_tenants_share_nothing_observable(service: Inside) -> None:
         with client_in(service, "tenant-0") as others:
             job = fill(others)
             handle = good(others.post("/v1/fuse", json={"question": "Who keeps a heron?"}))["handle"]
+            kept = good(others.post("/v1/responses", json=steps.response("Who keeps a heron?")))["id"]
             before = live(service, "tenant-0", others, list(watching()))
-            names = Foreign(job=job, handle=handle)
-            foreign = [step for step in steps.asking(names) if {"job_id", "handle"} & step.names.keys()]
+            names = Foreign(job=job, handle=handle, response=kept)
+            own = {"job_id", "handle", "response_id"}
+            foreign = [each for each in steps.asking(names) if own & each.names.keys() or kept in str(each.body)]
             assert {told.status for told in live(service, "tenant-2", second, foreign)} == {404}
             good(others.get(f"/v1/handoffs/{handle}"))
+            good(others.get(f"/v1/responses/{kept}"))
             check_same(live(service, "tenant-2", second, steps.every()), alone)
             check_same(live(service, "tenant-0", others, list(watching())), before)
 

@@ -1,7 +1,9 @@
 """A response's body as a chat's, so that both become the same request. Knows no pipeline."""
 
+from collections.abc import Sequence
 from typing import Final
 
+from retriever.documents import Json
 from service.api.questions import ObjectFormat, SchemaFormat, TextFormat
 from service.errors import Invalid
 from service.openai.request import ChatRequest, Extras
@@ -12,17 +14,25 @@ SAME: Final = frozenset({*Extras.model_fields, *SamplingFields.model_fields, "mo
 _OWN: Final = {"messages": "input", "response_format": "text.format", "logprobs": "top_logprobs"}
 
 
-def chat_body(request: ResponseRequest) -> ChatRequest:
-    """The chat that the request stands for. Raises Invalid for more turns than a chat may have."""
-    said = [("system", request.instructions)] if request.instructions else []
-    turns = [*said, *((each.role, each.text) for each in request.input)]
-    if len(turns) > MOST_ITEMS:
-        raise Invalid(f"there are {len(turns):,} turns, at most {MOST_ITEMS:,} are taken: send fewer", field="input")
+def messages_of(request: ResponseRequest) -> list[Json]:
+    """The messages of a chat that the input stands for."""
+    return [{"role": each.role, "content": each.text} for each in request.input]
+
+
+def chat_body(request: ResponseRequest, before: Sequence[Json] = ()) -> ChatRequest:
+    """The chat that the request stands for, behind messages of before. Raises Invalid for more than a chat may have."""
+    said = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    messages = [*said, *before, *messages_of(request)]
+    if len(messages) > MOST_ITEMS:
+        raise Invalid(
+            f"there are {len(messages):,} turns, with those of before, at most {MOST_ITEMS:,} are taken: send fewer",
+            field="input",
+        )
     fields = {name: getattr(request, name) for name in SAME & request.model_fields_set}
     return ChatRequest.model_validate(
         {
             **fields,
-            "messages": [{"role": role, "content": text} for role, text in turns],
+            "messages": messages,
             "max_completion_tokens": request.max_output_tokens,
             "response_format": _format(request),
             "logprobs": request.wants_logprobs,

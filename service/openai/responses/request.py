@@ -16,12 +16,12 @@ MOST_ITEMS: Final = 1000
 MOST_METADATA: Final = 16
 
 _TEXTS: Final = ("input_text", "output_text")
-_NOTHING_KEPT: Final = "kvweave keeps no answers: send the turns before as input"
 _LOGPROBS: Final = "message.output_text.logprobs"
 
 Metadatum = Annotated[str, StringConstraints(max_length=512)]
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 Labels = Annotated[dict[MetadataKey, Metadatum], Field(max_length=MOST_METADATA, examples=[{"topic": "letters"}])]
+ResponseId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Included = Literal[
     "message.output_text.logprobs",
     "file_search_call.results",
@@ -101,9 +101,7 @@ class UnservedHere(Strict):
     """What is refused, but for the ways to say that it is not wanted."""
 
     tools: Annotated[Refused, not_served("kvweave calls tools in chats alone: leave it out")] = None
-    previous_response_id: Annotated[Refused, not_served(_NOTHING_KEPT)] = None
-    conversation: Annotated[Refused, not_served(_NOTHING_KEPT)] = None
-    store: Annotated[Refused, not_served("kvweave keeps no answers: leave it out")] = None
+    conversation: Annotated[Refused, not_served("kvweave keeps answers alone: use previous_response_id")] = None
     background: Annotated[Refused, not_served("kvweave answers at once or as a stream: leave it out")] = None
     prompt: Annotated[Refused, not_served("kvweave keeps no prompts: send its text as instructions")] = None
     context_management: Annotated[Refused, not_served("kvweave compacts nothing: leave it out")] = None
@@ -123,6 +121,8 @@ class ResponseRequest(Extras, SamplingFields, Neutral, UnservedHere):
     input: Annotated[Items, BeforeValidator(_items, json_schema_input_type=str | Items)] = Field(
         examples=["Where does Mira live?"]
     )
+    previous_response_id: ResponseId | None = Field(None, description="The response that the input goes on from")
+    store: bool | None = Field(None, description="false keeps nothing of it")
     instructions: str | None = Field(None, description="A system prompt before all turns")
     max_output_tokens: Most | None = None
     text: TextConfig | None = None

@@ -82,8 +82,8 @@ class ResponseBody(BaseModel):
     model: str
     output: list[OutputMessage] = Field(default_factory=list[OutputMessage])
     parallel_tool_calls: bool = True
-    previous_response_id: str | None = None
-    store: bool = False
+    previous_response_id: str | None
+    store: bool
     temperature: float
     text: TextConfig
     tool_choice: Literal["auto"] = "auto"
@@ -93,6 +93,14 @@ class ResponseBody(BaseModel):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     kvweave: Extra | None = None
+
+
+class ResponseDeleted(BaseModel):
+    """A response that is not kept any more."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
 
 
 class NumberedEvent(BaseModel):

@@ -1,7 +1,7 @@
 """Renders an answer's events as a response in OpenAI's form, event by event or whole. Knows no request."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import count
 
@@ -22,24 +22,23 @@ from service.openai.responses.response_bodies import (
 from service.openai.responses.text_item import TextItem
 
 
-async def whole_response(events: AsyncGenerator[Event], response: ResponseBody) -> ResponseBody:
-    """The response when it has ended. `response` is how it begins."""
-    form = ResponseEvents(response)
-    async with aclosing(events):
-        async for event in events:
-            for _ in form.events(event):
-                pass
-    return response
-
-
 class ResponseEvents:
-    """The events of one response, which grows with them."""
+    """The events of one response, which grows with them. `keep` gets it and its sources when it has ended."""
 
-    def __init__(self, response: ResponseBody) -> None:
+    def __init__(self, response: ResponseBody, keep: Callable[[ResponseBody, Sequence[Source]], None]) -> None:
         self._response = response
+        self._keep = keep
         self._numbers = count()
         self._sources: tuple[Source, ...] = ()
         self._item: TextItem | None = None
+
+    async def whole(self, events: AsyncGenerator[Event]) -> ResponseBody:
+        """The response when it has ended."""
+        async with aclosing(events):
+            async for event in events:
+                for _ in self._events(event):
+                    pass
+        return self._response
 
     def opening(self) -> Iterator[bytes]:
         """The response as it is before the first token."""
@@ -48,7 +47,7 @@ class ResponseEvents:
 
     def of(self, event: Event) -> Iterator[bytes]:
         """The events that an event of the answer adds, often none."""
-        for each in self.events(event):
+        for each in self._events(event):
             yield sse(each.type, each)
         if isinstance(event, Finished):
             yield self._changed(f"response.{self._response.status}")
@@ -61,7 +60,7 @@ class ResponseEvents:
         self._response.error = ResponseError(message=error_body(error).error.message)
         return self._changed("response.failed")
 
-    def events(self, event: Event) -> Iterator[NumberedEvent]:
+    def _events(self, event: Event) -> Iterator[NumberedEvent]:
         """What happens to items of the output."""
         match event:
             case Retrieved():
@@ -94,6 +93,7 @@ class ResponseEvents:
         response.incomplete_details = IncompleteDetails() if is_cut else None
         response.usage = _usage(finished.usage)
         response.kvweave = extra_of(finished, self._sources)
+        self._keep(response, self._sources)
 
     def _changed(self, kind: str) -> bytes:
         return sse(kind, ResponseChanged(type=kind, sequence_number=next(self._numbers), response=self._response))

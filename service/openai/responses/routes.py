@@ -1,31 +1,32 @@
 """The routes of responses, over the same pipeline as everything else. Knows no model."""
 
+import json
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Final, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
-from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest
-from service.api.guards import core_of, principal
+from service.answers.events import Source
+from service.api.caller import By, Caller
 from service.api.questions import SecondsGiven, TextFormat
 from service.api.rendering import server_timing
 from service.api.streams import client_gone, unless_gone
 from service.errors import Invalid
 from service.openai.defaults import Defaults, to_answer_request
 from service.openai.model_check import check_model
-from service.openai.responses.chat_body import chat_body, in_own_fields
-from service.openai.responses.request import ResponseRequest, TextConfig
-from service.openai.responses.response_bodies import ResponseBody
-from service.openai.responses.response_events import ResponseEvents, whole_response
+from service.openai.responses.chat_body import chat_body, in_own_fields, messages_of
+from service.openai.responses.previous_response import kept_answer, previous_response
+from service.openai.responses.request import ResponseId, ResponseRequest, TextConfig
+from service.openai.responses.response_bodies import ResponseBody, ResponseDeleted
+from service.openai.responses.response_events import ResponseEvents
 from service.openai.streams import streamed
 
-if TYPE_CHECKING:
-    from service.app.core import Core
-
-By = Annotated[Principal, Depends(principal)]
+_ONE: Final = "/v1/responses/{response_id}"
 _STREAM: Final = {
     "schema": {
         "type": "object",
@@ -46,24 +47,42 @@ def add_responses(routes: APIRouter) -> None:
         responses={200: {"content": {"text/event-stream": _STREAM}}},
     )
     async def respond(  # pyright: ignore[reportUnusedFunction]
-        body: ResponseRequest, request: Request, *, who: By, within_s: SecondsGiven = None
+        body: ResponseRequest, request: Request, *, by: By, within_s: SecondsGiven = None
     ) -> Response:
         try:
-            return await _respond(core_of(request.app), body, request=request, who=who, within_s=within_s)
+            return await _respond(by, body, request=request, within_s=within_s)
         except Invalid as error:
             raise in_own_fields(error) from error
 
+    @routes.get(_ONE, summary="A response that is kept", response_model=ResponseBody)
+    def kept(by: By, response_id: ResponseId, *, stream: Literal["false"] | None = None) -> Response:  # pyright: ignore[reportUnusedFunction]
+        del stream  # it has ended
+        return Response(previous_response(by, response_id).body, media_type="application/json")
 
-async def _respond(
-    core: "Core", body: ResponseRequest, *, request: Request, who: Principal, within_s: float | None
-) -> Response:
+    @routes.delete(_ONE, summary="Keep a response no more")
+    def forget(by: By, response_id: ResponseId) -> ResponseDeleted:  # pyright: ignore[reportUnusedFunction]
+        previous_response(by, response_id)
+        by.core.kept_answers.forget(by.who, response_id)
+        return ResponseDeleted(id=response_id)
+
+
+async def _respond(by: Caller, body: ResponseRequest, *, request: Request, within_s: float | None) -> Response:
+    core, previous = by.core, body.previous_response_id
     check_model(core, body.model)
-    ask = to_answer_request(chat_body(body), who, id=f"resp_{secrets.token_hex(24)}", defaults=Defaults.of(core))
+    before = await run_in_threadpool(previous_response, by, previous) if previous else None
+    chat = chat_body(body, [json.loads(each) for each in before.messages] if before else ())
+    ask = to_answer_request(chat, by.who, id=f"resp_{secrets.token_hex(24)}", defaults=Defaults.of(core))
+
+    def keep(response: ResponseBody, sources: Sequence[Source]) -> None:
+        if response.store:
+            answer = kept_answer(response, messages_of(body), sources=sources, before=before)
+            core.kept_answers.keep(by.who, response.id, answer=answer)
+
     events = core.pipeline.answer(replace(ask, within_s=within_s))
-    begun = _begun(body, ask, model=core.model_name)
+    form = ResponseEvents(_begun(body, ask, model=core.model_name), keep)
     if body.stream:
-        return await streamed(request, events, form=ResponseEvents(begun))
-    response = await unless_gone(request, whole_response(events, begun))
+        return await streamed(request, events, form=form)
+    response = await unless_gone(request, form.whole(events))
     return client_gone() if response is None else _whole(response)
 
 
@@ -76,6 +95,8 @@ def _begun(body: ResponseRequest, ask: AnswerRequest, *, model: str) -> Response
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         model=model,
+        previous_response_id=body.previous_response_id,
+        store=body.store is not False,
         temperature=ask.sampling.temperature,
         text=TextConfig(format=(body.text and body.text.format) or TextFormat(type="text")),
         top_logprobs=body.top_logprobs or 0,

@@ -26,6 +26,7 @@ from service.answers.events import (
     TopToken,
     Usage,
 )
+from service.answers.kept_answers import KeptAnswers
 from service.api.problems import Renderers, install
 from service.errors import Unavailable
 from service.openai.errors import as_openai
@@ -135,6 +136,7 @@ class FakeCore:
         self.model = SimpleNamespace(usual=Sampling(temperature=1.0), fingerprint=SimpleNamespace(digest="0a"))
         self.embedder_name = ""
         self.loading = False
+        self.kept_answers = KeptAnswers()
 
     def tenant(self, principal: Principal) -> FakeTenant:
         return FakeTenant()

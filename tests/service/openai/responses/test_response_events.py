@@ -29,7 +29,7 @@ def run(work: Coroutine[None, None, T]) -> T:
 
 def ask(core: FakeCore, **more: object) -> Response:
     create: Any = client(core).responses.create
-    return run(create(model=MODEL, input="Where?", **more))
+    return run(create(**{"model": MODEL, "input": "Where?", **more}))
 
 
 async def events_of(core: FakeCore, **more: object) -> list[ResponseStreamEvent]:
@@ -137,6 +137,42 @@ def test_an_answer_that_the_service_cuts_off_is_an_error() -> None:
     with pytest.raises(openai.InternalServerError) as caught:
         ask(core_telling("Avei", "ro", reason="cancelled"))
     assert caught.value.status_code == 503
+
+
+def test_a_response_goes_on_from_one_before_without_its_instructions() -> None:
+    core = core_telling(*WORDS, "ro.")
+    first = ask(core, instructions="Be brief.")
+    second = ask(core, input="Since when?", previous_response_id=first.id)
+    third = ask(core, input="Why?", previous_response_id=second.id, instructions="Now.")
+    assert third.previous_response_id == second.id
+    said = [("user", "Where?"), ("assistant", "In Aveiro."), ("user", "Since when?"), ("assistant", "In Aveiro.")]
+    assert [(each.role, each.text) for each in core.told.asked[-1].turns] == [
+        ("system", "Now."), *said, ("user", "Why?"),
+    ]  # fmt: skip
+
+
+def test_a_kept_response_is_told_again_without_passages_until_it_is_deleted() -> None:
+    core = core_telling(*WORDS, "ro.")
+    answers = client(core).responses
+    streamed = run(events_of(core))[-1]
+    assert streamed.type == "response.completed"
+    for given in (ask(core), streamed.response):
+        kept = run(answers.retrieve(given.id))
+        assert kept.model_extra and kept.model_extra["kvweave"] is None
+        assert kept.to_dict() | {"kvweave": 0} == given.to_dict() | {"kvweave": 0}
+        run(answers.delete(given.id))
+        told = [refusal(core, given.id), refusal(core, "resp_never")]
+        assert {each.replace(given.id, "resp_never") for each in told} == {told[1]}
+        with pytest.raises(openai.NotFoundError):
+            ask(core, previous_response_id=given.id)
+    unkept = ask(core, store=False)
+    assert "no response" in refusal(core, unkept.id)
+
+
+def refusal(core: FakeCore, name: str) -> str:
+    with pytest.raises(openai.NotFoundError) as caught:
+        run(client(core).responses.retrieve(name))
+    return caught.value.message
 
 
 def test_the_wire_names_every_event_and_ends_with_the_last() -> None:

@@ -1,0 +1,51 @@
+"""The responses that a key's later requests go on from: what is kept of one, and whether it may be told still."""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from retriever.documents import Json
+from service.answers.events import Source
+from service.answers.kept_answers import KEPT_S, KeptAnswer
+from service.api.caller import Caller
+from service.errors import NotFound
+from service.openai.responses.response_bodies import ResponseBody
+
+
+def previous_response(by: Caller, response_id: str) -> KeptAnswer:
+    """The response of this id. Raises NotFound where it is not kept, or not for this key.
+
+    One that rests on what this key sees no more, as it was deleted, edited or moved, is forgotten.
+    """
+    found = by.core.kept_answers.answer(by.who, response_id)
+    if found is None or not _is_seen(by, found.sources):
+        by.core.kept_answers.forget(by.who, response_id)
+        raise NotFound(
+            f"there is no response {response_id[:80]!r}: one is kept for {KEPT_S / 60:.0f} minutes at most, by the "
+            "replica that gave it, while all of its sources are there: send the turns as input"
+        )
+    return found
+
+
+def kept_answer(
+    response: ResponseBody, messages: Sequence[Json], *, sources: Iterable[Source], before: KeptAnswer | None
+) -> KeptAnswer:
+    """What is kept of a response to these messages: no passages. `before`: the response that it goes on from."""
+    said = {"role": "assistant", "content": "".join(part.text for item in response.output for part in item.content)}
+    new = [json.dumps(each, ensure_ascii=False) for each in (*messages, said)]
+    rests_on = {(each.passage.document, each.passage.id) for each in sources if each.passage}
+    return KeptAnswer(
+        response.model_copy(update={"kvweave": None}).model_dump_json(),
+        (*(before.messages if before else ()), *new),
+        frozenset(rests_on | before.sources if before else rests_on),
+    )
+
+
+def _is_seen(by: Caller, sources: frozenset[tuple[str, str]]) -> bool:
+    """Whether the key sees all of these documents and chunks."""
+    documents, chunks = {document for document, _ in sources}, {chunk for _, chunk in sources}
+    if not sources:
+        return True
+    with by.tenant.catalog.view() as view:
+        rows = [view.document(each) for each in documents]
+        held = view.holding(list(view.rows_of(list(chunks)).values()), by.allowed())
+    return all(row and by.fits(row.collection, row.metadata) for row in rows) and {each.id for each in held} == chunks
