@@ -74,22 +74,20 @@ def _with_states(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> dict
         "a prefill in two parts": _agree(prefill, both[:, :-4]),
         "decoding": _agree(steps, both[:, -4:]),
         "rows behind a state": _agree(again, both[:, CHUNK.start :]),
-        "a chunk whose layers with states run alone": replayed is None or _agree(replayed, plain[CHUNK.stop :]),
+        "a chunk whose layers with states run alone": replayed is None or _agree(replayed, plain[-1]),
         "a chunk behind its prefix": _agree(chunks[0], chunks[1]),
     }
 
 
 def _replayed(decoder: Decoder, tokens: Tensor, *, context: Context) -> Tensor | None:
-    """The logits behind a chunk whose states are made by what entered their layers; None where no such layers are."""
+    """The last logits behind a chunk that is replayed; None where no layers are."""
     if not decoder.model_layers.stretches:
         return None
-    chunk, rest = (
-        span(start, stop, device=decoder.device) for start, stop in ((CHUNK.start, CHUNK.stop), (CHUNK.stop, TOKENS))
-    )
+    chunk = span(CHUNK.start, CHUNK.stop, device=decoder.device)
     decoder.prefill(context, chunk, ids=tokens[CHUNK], layer_range=LayerRange(noted=decoder.model_layers.inputs))
     context.states = context.states.at_mark()
-    decoder.replay(context, chunk, ids=tokens[CHUNK])
-    return decoder.advance([Segment(context, rest, 0)], tokens[CHUNK.stop :])
+    rows, is_chunk = span(CHUNK.start, TOKENS, device=decoder.device), torch.arange(CHUNK.start, TOKENS) < CHUNK.stop
+    return decoder.replay(context, rows, ids=tokens[CHUNK.start :], replayed=is_chunk)
 
 
 def _agree(ours: Tensor, theirs: Tensor) -> bool:

@@ -8,7 +8,7 @@ of its own, except the last token's, which goes on to the logits.
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from blend.fuse.choice import AttentionChoice, DeviationChoice
 from blend.fuse.policy import DeviationFilter, QuestionProbe, Selection, select
 from blend.fuse.prompt import PromptLayout
 from blend.fuse.record_loader import DamagedRecord, Readers, RecordLoader
-from blend.run.context import Context, Slots, numbers, scattered, span
+from blend.run.context import Context, Slots, numbers, scattered
 from blend.run.decoder import Decoder
 from blend.run.rows_cache import LayerHooks, LayerRange
 from store.errors import Miss, MissReason
@@ -156,7 +156,8 @@ class _Fuse:
             (self._exact if each.exact else self._cached)[each.start : each.stop] = True
         self._forced = torch.zeros_like(self._cached)
         self._forced[list(selection.forced)] = True
-        self._replays = deque(_adjoining(selection.replayed, most=self._most))
+        self._replayed = torch.zeros_like(self._cached)
+        self._replayed[list(selection.replayed)] = True
         self._feed: RecordLoader | None = None
         self._open = deque(decoder.model_layers.keeping)  # the layers that are not final yet
         self._stages: list[Tensor] = []
@@ -232,8 +233,9 @@ class _Fuse:
         resume = max(start, model_layers.resume(last))
         kept: Tensor | None = None
         slots: Slots | None = None
-        if any(layer >= last for layer in model_layers.states):  # all rows go through the last one that has a state
-            return self._to_the_end(rows, start=start, hidden=hidden)
+        # All rows go through the last layer that has a state.
+        if any(layer >= last for layer in model_layers.states) or self._replayed.any():
+            return self._to_the_end(rows | self._replayed, start=start, hidden=hidden)
         for slots, entering in self._pieces(rows, hidden):
             layer_range = LayerRange(start, entering, keep=resume, stop=last)
             _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._finishing(slots, last)))
@@ -246,7 +248,12 @@ class _Fuse:
         logits: Tensor | None = None
         for slots, entering in self._pieces(rows, hidden):
             hooks = LayerHooks(self._finishing(slots, self._decoder.model_layers.keeping[-1]))
-            logits, _ = self._pass(slots, LayerRange(start, entering), hooks=hooks)
+            replayed = self._replayed[slots.index.cpu()]
+            if replayed.any():
+                ids = self._ids[slots.index]
+                logits = self._decoder.replay(self._context, slots, ids=ids, replayed=replayed, hooks=hooks)
+            else:
+                logits, _ = self._pass(slots, LayerRange(start, entering), hooks=hooks)
         assert logits is not None
         return logits
 
@@ -278,24 +285,12 @@ class _Fuse:
 
     def _pieces(self, rows: Tensor, hidden: Tensor | None) -> Iterator[tuple[Slots, Tensor | None]]:
         places = _numbers(rows)
-        breaks = [each.start for each in self._replays]
-        if self._decoder.model_layers.states:
-            breaks.append(self._context.states.mark)
-        starts = sorted(
-            {*range(0, len(places), self._most), *(bisect_left(places, each) for each in breaks)} - {len(places)}
-        )
+        marked = bisect_left(places, self._context.states.mark) if self._decoder.model_layers.states else 0
+        starts = sorted({*range(0, len(places), self._most), marked} - {len(places)})
         for start, stop in pairwise([*starts, len(places)]):
             part = places[start:stop]
-            self._replay(before=part[0])
             entering = None if hidden is None else hidden[:, start:stop]
             yield scattered(part, device=self._decoder.device), entering
-
-    def _replay(self, before: int) -> None:
-        """Runs what is to be replayed before this slot through the layers that keep a state, as it was captured."""
-        while self._replays and self._replays[0].start < before:
-            some = self._replays.popleft()
-            slots = span(some.start, some.stop, device=self._decoder.device)
-            self._decoder.replay(self._context, slots, ids=self._ids[slots.where], hooks=LayerHooks(self._before))
 
     def report(self, layout: PromptLayout, moved: int) -> FuseReport:
         """Reports what the fuse did, after `run`."""
@@ -312,17 +307,6 @@ class _Fuse:
             bytes=moved,
             seconds=dict(self._clock.seconds),
         )
-
-
-def _adjoining(slots: Sequence[int], *, most: int) -> list[range]:
-    """Ascending slots, those that adjoin together, up to so many."""
-    found = list[range]()
-    for slot in slots:
-        if found and found[-1].stop == slot and len(found[-1]) < most:
-            found[-1] = range(found[-1].start, slot + 1)
-        else:
-            found.append(range(slot, slot + 1))
-    return found
 
 
 def _numbers(chosen: Tensor) -> list[int]:

@@ -70,6 +70,11 @@ class Slots:
         part = self.index[start:stop]
         return Slots(part, int(part[0]), int(part[-1]))
 
+    def among(self, chosen: Tensor) -> "Slots | None":
+        """Those of these slots whose flag in `chosen` (T,) is set, if there are any."""
+        part = self.index[chosen]
+        return Slots(part, int(part[0]), int(part[-1])) if len(part) else None
+
 
 def numbers(values: Sequence[int] | Sequence[Sequence[int]], *, device: torch.device) -> Tensor:
     """Whole numbers (int64) on the device; a GPU's stream is not waited for."""

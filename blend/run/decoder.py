@@ -75,16 +75,35 @@ class Decoder:
             logits = run(self.model, rows, ids=ids)
         return (None if logits is None else logits[0]), rows.kept
 
-    def replay(self, context: Context, slots: Slots, *, ids: Tensor, hooks: LayerHooks | None = None) -> None:
-        """Run rows of one context through each stretch of layers that keep a state, as the context has what enters it.
-        Their keys and values stay.
+    def replay(
+        self, context: Context, slots: Slots, *, ids: Tensor, replayed: Tensor, hooks: LayerHooks | None = None
+    ) -> Tensor | None:
+        """Compute rows of one context, but for the `replayed` (T,): these run through each stretch of layers that keep
+        a state alone, and enter it as the context has it, so that their keys and values stay. The logits (V,) of the
+        last row, None where that is replayed.
         """
         hooks = hooks or LayerHooks()
+        fresh, replayed = (each.to(self.device) for each in (~replayed, replayed))
+        own, theirs = slots.among(fresh), slots.among(replayed)
+        at, hidden, logits = 0, None, None
         for layers in self.model_layers.stretches:
-            hooks.before(layers.start)
-            entering = whole(*context.part(layers.start, slots.where)) if layers.start else None
-            layer_range = LayerRange(layers.start, entering, until=layers.stop)
-            self.prefill(context, slots, ids=ids, layer_range=layer_range, hooks=hooks)
+            if own and at < layers.start:
+                course = LayerRange(at, hidden, keep=layers.start, until=layers.start)
+                _, hidden = self.prefill(context, own, ids=ids[fresh], layer_range=course, hooks=hooks)
+            entering = None
+            if layers.start and theirs:
+                hooks.before(layers.start)
+                held = whole(*context.part(layers.start, theirs.where))
+                entering = held.new_empty(1, len(slots), held.shape[-1])
+                entering[:, replayed] = held
+                if hidden is not None:
+                    entering[:, fresh] = hidden
+            course = LayerRange(layers.start, entering, keep=layers.stop, until=layers.stop)
+            logits, hidden = self.prefill(context, slots, ids=ids, layer_range=course, hooks=hooks)
+            at, hidden = layers.stop, hidden if hidden is None else hidden[:, fresh]
+        if own and at < len(self.model_layers.shapes):
+            logits, _ = self.prefill(context, own, ids=ids[fresh], layer_range=LayerRange(at, hidden), hooks=hooks)
+        return logits
 
     def advance(
         self,

@@ -130,12 +130,12 @@ class RowsCache(Cache):
             hidden = layer_range.hidden
         if layer in layer_range.noted:
             self._note(layer, hidden)
+        if layer == layer_range.keep:
+            self.kept = hidden.clone() if self.replay else hidden
         if layer == layer_range.until:
             raise PassHalted
         self._hooks.before(layer)
         self._at = layer
-        if layer == layer_range.keep:
-            self.kept = hidden.clone() if self.replay else hidden
         return hidden
 
     def _note(self, layer: int, hidden: Tensor) -> None:
