@@ -1,11 +1,11 @@
 """Turns chat messages into pieces of a prompt: the template's own text is trusted, every part of a message is not.
 
-The template never sees a user's text: it renders random placeholders, and the result is cut where they stand.
+The template never sees a user's text: it renders marks in their place, and the result is cut where they stand.
 """
 
 import inspect
+import json
 import re
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,10 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from blend.errors import TokenizerError
-from blend.text.tokenizer import Tokenizer
+from blend.text.marks import Marks, WrittenText
+from blend.text.tokenizer import Json, Stretch, Tokenizer
 
+Fields = Mapping[str, object]  # of JSON
 Option = str | int | float | bool | None
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")  # templates build control tokens from these
@@ -25,11 +27,48 @@ _TAKEN = {"messages", *inspect.signature(_APPLY).parameters}
 
 
 @dataclass(frozen=True, slots=True)
+class MadeCall:
+    """A call of a tool that an answer made."""
+
+    id: str
+    name: str
+    arguments: Fields
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a template takes calls: `empty` is the content of a message that has calls alone, None for a message without
+    one; `as_text` says whether arguments are given as text of JSON.
+    """
+
+    empty: str | None = None
+    as_text: bool = False
+
+    def message(self, calls: Sequence[MadeCall], *, content: str = "") -> Json:
+        """A message with calls, as the template gets it."""
+        said = content or self.empty
+        return {
+            "role": "assistant",
+            "tool_calls": [self._call(call) for call in calls],
+            **({} if said is None else {"content": said}),
+        }
+
+    def _call(self, call: MadeCall) -> Json:
+        arguments = json.dumps(call.arguments, ensure_ascii=False) if self.as_text else call.arguments
+        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a chat. Its parts follow each other with nothing between them."""
+    """One turn of a chat. Its parts follow each other with nothing between them.
+
+    `calls`: those that an assistant's turn makes; `answers`: the id of the call that a tool's turn answers.
+    """
 
     role: str
     parts: tuple[str, ...]
+    calls: tuple[MadeCall, ...] = ()
+    answers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +81,37 @@ class PartPlace:
 
 @dataclass(frozen=True, slots=True)
 class TemplatePiece:
-    """A piece of the prompt: a message's part, or text of the template, which has no place."""
+    """A piece of the prompt: a message's part, as the template writes it, or text of the template, which has no place.
+
+    `foreign`: the stretches of the template's text that tools and calls are, which nobody may trust.
+    """
 
     text: str
     place: PartPlace | None = None
+    foreign: tuple[Stretch, ...] = ()
 
     @property
     def trusted(self) -> bool:
-        """Whether this text may hold control tokens."""
+        """Whether this text may hold control tokens, outside of what is foreign."""
         return self.place is None
 
 
 def render(
-    tokenizer: Tokenizer, messages: Sequence[ChatMessage], *, options: Mapping[str, Option] | None = None
+    tokenizer: Tokenizer,
+    messages: Sequence[ChatMessage],
+    *,
+    options: Mapping[str, Option] | None = None,
+    tools: Sequence[Fields] = (),
+    form: CallForm = CallForm(),
 ) -> list[TemplatePiece]:
-    """Render the prompt up to where the answer begins. Every part is returned as a piece of its own, unchanged.
+    """Render the prompt up to where the answer begins. Every part is returned as a piece of its own.
 
-    `options` are variables of the template, such as `enable_thinking`.
+    `options` are variables of the template, such as `enable_thinking`; `tools` are in OpenAI's form.
     """
     variables = options or {}
     _check(tokenizer, messages, options=variables)
-    places = [PartPlace(i, k) for i, message in enumerate(messages) for k in range(len(message.parts))]
-    nonce = secrets.token_hex(16)
-    placeholders = {f"p{nonce}n{number}e": place for number, place in enumerate(places)}
-    names = iter(placeholders)
-    chat = [{"role": message.role, "content": "".join(next(names) for _ in message.parts)} for message in messages]
-    pieces = list(_cut(_apply(tokenizer, chat, options=variables), nonce, messages=messages, places=placeholders))
-    _check_all_there(pieces, places, messages=messages)
-    return pieces
+    marked = _MarkedChat(messages, tools, form=form)
+    return marked.pieces(apply(tokenizer, marked.chat, tools=marked.tools, add_generation_prompt=True, **variables))
 
 
 def tokens(tokenizer: Tokenizer, pieces: Sequence[TemplatePiece]) -> list[list[int]]:
@@ -79,10 +121,24 @@ def tokens(tokenizer: Tokenizer, pieces: Sequence[TemplatePiece]) -> list[list[i
         if not piece.trusted:
             ids.append(tokenizer.encode_text(piece.text))
         elif number == 0:
-            ids.append(tokenizer.encode_opening(piece.text))
+            ids.append(tokenizer.encode_opening(piece.text, piece.foreign))
         else:
-            ids.append(tokenizer.encode_template(piece.text))
+            ids.append(tokenizer.encode_template(piece.text, piece.foreign))
     return ids
+
+
+def apply(tokenizer: Tokenizer, chat: Sequence[Fields], *, tools: Sequence[Fields] = (), **variables: Option) -> str:
+    """What the template makes of a chat in the form that transformers takes. No text in it may be a user's."""
+    apply_template = cast(Callable[..., object], tokenizer.source.apply_chat_template)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        rendered = apply_template([*chat], tools=[*tools] or None, tokenize=False, **variables)
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        roles = ", ".join(str(message["role"]) for message in chat)
+        raise TokenizerError(
+            f"the model's chat template refuses messages of the roles {roles}: {error}; send what it allows"
+        ) from error
+    assert isinstance(rendered, str)
+    return rendered
 
 
 def _check(tokenizer: Tokenizer, messages: Sequence[ChatMessage], *, options: Mapping[str, Option]) -> None:
@@ -100,38 +156,75 @@ def _check(tokenizer: Tokenizer, messages: Sequence[ChatMessage], *, options: Ma
             raise TokenizerError(f"the template option {name!r} holds a control token: {value!r}")
 
 
-def _apply(tokenizer: Tokenizer, chat: list[dict[str, str]], *, options: Mapping[str, Option]) -> str:
-    apply = cast(Callable[..., object], tokenizer.source.apply_chat_template)  # pyright: ignore[reportUnknownMemberType]
-    try:
-        rendered = apply(chat, tokenize=False, add_generation_prompt=True, **options)
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
-        roles = ", ".join(message["role"] for message in chat)
-        raise TokenizerError(
-            f"the model's chat template refuses messages of the roles {roles}: {error}; send what it allows"
-        ) from error
-    assert isinstance(rendered, str)
-    return rendered
+class _MarkedChat:
+    """A chat and tools as a template gets them, with marks in the places of texts."""
 
+    def __init__(self, messages: Sequence[ChatMessage], tools: Sequence[Fields], *, form: CallForm) -> None:
+        self._marks = Marks()
+        self._messages = messages
+        self._form = form
+        self._places: dict[int, PartPlace] = {}  # by the numbers of marks
+        self._calls: dict[int, int] = {}  # messages by the numbers of their calls' marks
+        self._names = {call.id: call.name for message in messages for call in message.calls}
+        self.chat = [self._message(number, message) for number, message in enumerate(messages)]
+        self.tools = [cast(Json, self._marks.within(tool)) for tool in tools]
 
-def _cut(
-    rendered: str, nonce: str, *, messages: Sequence[ChatMessage], places: Mapping[str, PartPlace]
-) -> Iterator[TemplatePiece]:
-    for text in re.split(f"(p{nonce}n[0-9]+e)", rendered):
-        place = places.get(text)
-        if place is not None:
-            yield TemplatePiece(messages[place.message].parts[place.part], place)
-        elif text:
-            yield TemplatePiece(text)
+    def pieces(self, rendered: str) -> list[TemplatePiece]:
+        """What was rendered, with the texts in their places. Raises TokenizerError where one is not there."""
+        written = [*self._marks.cut(rendered)]
+        found = Counter(each.mark for each in written)
+        for mark, place in self._places.items():
+            self._check_said(place.message, "the content", times=found[mark], most=1)
+        for mark, message in self._calls.items():
+            self._check_said(message, "a call", times=found[mark], most=len(written))
+        for each in written:
+            if each.mark is None:
+                self._marks.check_unaltered(each.text)
+        return [*_joined(written, self._places)]
 
-
-def _check_all_there(
-    pieces: Sequence[TemplatePiece], places: Sequence[PartPlace], *, messages: Sequence[ChatMessage]
-) -> None:
-    found = Counter(piece.place for piece in pieces)
-    for place in places:
-        if found[place] != 1:
-            role, what = messages[place.message].role, "repeats" if place in found else "leaves out or alters"
+    def _check_said(self, message: int, what: str, *, times: int, most: int) -> None:
+        if not 1 <= times <= most:
+            verb, role = "repeats" if times else "leaves out or alters", self._messages[message].role
             raise TokenizerError(
-                f"the model's chat template {what} the content of message {place.message}, role {role!r}: "
+                f"the model's chat template {verb} {what} of message {message}, role {role!r}: "
                 "send its text under another role, such as 'user', or use another template"
             )
+
+    def _message(self, number: int, message: ChatMessage) -> Json:
+        content = "".join(self._part(PartPlace(number, part), text) for part, text in enumerate(message.parts))
+        made: Json = {"role": message.role, "content": content}
+        if message.calls:
+            calls = [self._call(call, number) for call in message.calls]
+            made = self._form.message(calls, content=content)
+        if message.answers:
+            made["tool_call_id"] = self._marks.id(message.answers)
+            made["name"] = self._marks.shared(self._names.get(message.answers, ""))
+        return made
+
+    def _part(self, place: PartPlace, text: str) -> str:
+        mark = self._marks.new(text)
+        self._places[self._marks.number(mark)] = place
+        return mark
+
+    def _call(self, call: MadeCall, message: int) -> MadeCall:
+        name, arguments = self._marks.new(call.name), self._marks.within(call.arguments)
+        self._calls[self._marks.number(name)] = message
+        return MadeCall(self._marks.id(call.id), name, cast(Json, arguments))
+
+
+def _joined(written: Sequence[WrittenText], places: Mapping[int, PartPlace]) -> Iterator[TemplatePiece]:
+    """Pieces: a part is one, and all that is between two parts."""
+    text, foreign = "", list[Stretch]()
+    for each in written:
+        place = None if each.mark is None else places.get(each.mark)
+        if place is None:
+            if each.mark is not None:
+                foreign.append((len(text), len(text) + len(each.text)))
+            text += each.text
+            continue
+        if text:
+            yield TemplatePiece(text, None, tuple(foreign))
+        yield TemplatePiece(each.text, place)
+        text, foreign = "", []
+    if text:
+        yield TemplatePiece(text, None, tuple(foreign))

@@ -8,6 +8,7 @@ Nothing is switched between calls, so threads may share a `Tokenizer`.
 import codecs
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TypedDict, cast
@@ -20,6 +21,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from blend.errors import TokenizerError
 
 Json = dict[str, object]
+Stretch = tuple[int, int]  # of a text; the end is exclusive
 
 
 class _Added(TypedDict):
@@ -85,20 +87,16 @@ class Tokenizer:
                 pending += reversed([*pairwise([start, *sorted(cuts), stop])])
         return ids
 
-    def encode_template(self, text: str) -> list[int]:
-        """The ids of trusted text that follows other text: control tokens are matched, and nothing is put in front."""
-        _refuse_surrogates(text)
-        encoding = self._trusted.encode(text, add_special_tokens=False)
-        first = next((i for i, token in enumerate(encoding.ids) if token in self._added), len(encoding.ids))
-        start = encoding.offsets[first][0] if first < len(encoding.ids) else len(text)
-        if start == 0:
-            return encoding.ids
-        return self._plain.encode(text[:start], add_special_tokens=False).ids + encoding.ids[first:]
+    def encode_template(self, text: str, foreign: Sequence[Stretch] = ()) -> list[int]:
+        """The ids of trusted text that follows other text: control tokens are matched, and nothing is put in front.
 
-    def encode_opening(self, text: str) -> list[int]:
+        `foreign` are stretches in it that are not trusted, in order: no control token has a letter of them.
+        """
+        return self._encode_trusted(text, foreign, opens=False)
+
+    def encode_opening(self, text: str, foreign: Sequence[Stretch] = ()) -> list[int]:
         """The ids of trusted text that begins a prompt, exactly as the model's own tokenizer gives them."""
-        _refuse_surrogates(text)
-        return self._trusted.encode(text, add_special_tokens=False).ids
+        return self._encode_trusted(text, foreign, opens=True)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens, control tokens by name; bytes that are no character become U+FFFD."""
@@ -111,6 +109,50 @@ class Tokenizer:
     def round_trips(self, text: str, ids: Sequence[int]) -> bool:
         """Whether these ids say all of this text."""
         return self.decode(ids) == text
+
+    def _encode_trusted(self, text: str, foreign: Sequence[Stretch], *, opens: bool) -> list[int]:
+        """Where a control token would reach into foreign text, that stretch is encoded by itself, as a user's text."""
+        _refuse_surrogates(text)
+        ids: list[int] = []
+        pending: list[tuple[int, int, Sequence[Stretch] | None]] = [(0, len(text), foreign)]  # None: all of it is
+        while pending:
+            start, stop, inside = pending.pop()
+            if inside is None:
+                ids += self.encode_text(text[start:stop])
+                continue
+            found = self._placed(text[start:stop], opens=opens and start == 0)
+            cut = self._reached(text, [(token, (start + a, start + b)) for token, (a, b) in found], foreign=inside)
+            if not cut:
+                ids += [token for token, _ in found]
+            else:
+                pending += reversed([*_apart((start, stop), inside, cut=cut)])
+        return ids
+
+    def _placed(self, text: str, *, opens: bool) -> list[tuple[int, Stretch]]:
+        """The ids of trusted text, and where they stand."""
+        encoding = self._trusted.encode(text, add_special_tokens=False)
+        placed = list(zip(encoding.ids, encoding.offsets, strict=True))
+        if opens:
+            return placed
+        first = next((i for i, token in enumerate(encoding.ids) if token in self._added), len(placed))
+        start = placed[first][1][0] if first < len(placed) else len(text)
+        if start == 0:
+            return placed
+        front = self._plain.encode(text[:start], add_special_tokens=False)
+        return [*zip(front.ids, front.offsets, strict=True), *placed[first:]]
+
+    def _reached(self, text: str, placed: Sequence[tuple[int, Stretch]], *, foreign: Sequence[Stretch]) -> set[Stretch]:
+        """The foreign stretches that have letters of a control token."""
+        found: set[Stretch] = set()
+        ends = [stop for _, stop in foreign]
+        for token, (start, stop) in placed:
+            if token not in self._suspects or text[start:stop] != self._literal.get(token, text[start:stop]):
+                continue
+            for each in foreign[bisect_right(ends, start) :]:
+                if each[0] >= stop:
+                    break
+                found.add(each)
+        return found
 
     def _piece(self, token: int) -> str:
         return self._trusted.id_to_token(token) or ""
@@ -204,6 +246,21 @@ class _Spelling:
             if token not in self._known and piece and piece.isascii() and piece.isalnum():
                 return token
         return None
+
+
+def _apart(
+    whole: Stretch, foreign: Sequence[Stretch], *, cut: set[Stretch]
+) -> Iterator[tuple[int, int, Sequence[Stretch] | None]]:
+    """A stretch in pieces, those to cut out by themselves; with each other one the foreign stretches that it keeps."""
+    begin, kept = whole[0], list[Stretch]()
+    for each in foreign:
+        if each not in cut:
+            kept.append(each)
+            continue
+        yield begin, each[0], kept
+        yield *each, None
+        begin, kept = each[1], []
+    yield begin, whole[1], kept
 
 
 def written_text(template: object) -> str:

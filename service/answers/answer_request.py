@@ -1,5 +1,6 @@
 """A request for an answer, in one form for all interfaces. Knows no HTTP and no model."""
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,18 +8,21 @@ from dataclasses import dataclass, field
 from blend.engine.engine import PromptReceiver
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
-from blend.text.template import Option
+from blend.text.template import MadeCall, Option
 from retriever.documents import Json
 from retriever.search import Mode
 from service.access.principal import Principal
+from service.model.call_offer import CallOffer
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a chat."""
+    """One message of a chat. `calls`: those that it makes; `answers`: the id of the call that it is the result of."""
 
     role: str
     text: str
+    calls: tuple[MadeCall, ...] = ()
+    answers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,18 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnTools:
+    """Tools as the model's own template gets them, in OpenAI's form, and the calls that the answer may make of them."""
+
+    offered: tuple[Json, ...]
+    calls: CallOffer | None
+
+
+@dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that an answer may call. `fields` say so in OpenAI's form; `calls`: what each turn has of them."""
+    """The tools that an answer may call, for vLLM. `fields` say so in OpenAI's form; `calls`: what each turn has of
+    them.
+    """
 
     fields: Json
     calls: tuple[Json, ...]
@@ -58,7 +72,8 @@ class AnswerRequest:
     `asks`: the last turn is a question about the passages and is framed as one; else it stands as it is written.
     `inline`: chunks are recognised wherever their text stands in the turns, as they always are in `documents`.
     `within_s`: the answer is worth nothing later than so many seconds after it was asked for.
-    `tools`: those that the answer may call; vLLM then renders and computes the prompt.
+    `tools`: those that the answer may call; vLLM then renders and computes the prompt. `own_tools`: those that it may
+    call where our own engine answers.
     `session`: the conversation that it is part of, as its key names it. `receiver`: whoever goes on with the prompt;
     nothing is generated then. `as_of`: when it was asked, on the monotonic clock.
     """
@@ -79,7 +94,16 @@ class AnswerRequest:
     session: str = ""
     receiver: PromptReceiver | None = None
     tools: ToolUse | None = None
+    own_tools: OwnTools | None = None
     as_of: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def tool_texts(self) -> list[str]:
+        """What our own engine's prompt has of tools and calls, about as long as it is there."""
+        offered = self.own_tools.offered if self.own_tools else ()
+        return [
+            json.dumps(each) for each in (*offered, *(call.arguments for turn in self.turns for call in turn.calls))
+        ]
 
     @property
     def question(self) -> int:

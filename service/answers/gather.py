@@ -98,7 +98,7 @@ class Gathered:
         asked = turns[self.ask.question]
         parts = _framed(asked.parts) if self.ask.asks else asked.parts
         shown = {number: each.titled for number, each in enumerate(self.passages) if number not in without}
-        turns[self.ask.question] = TurnParts(asked.role, (*passage_parts(shown), *self._loose_parts(), *parts))
+        turns[self.ask.question] = replace(asked, parts=(*passage_parts(shown), *self._loose_parts(), *parts))
         system = [TurnParts("system", (TurnPart(self.system),))] if self.system else []
         return [*system, *turns]
 
@@ -106,7 +106,8 @@ class Gathered:
         """A turn cut where passages stand in it."""
         places = self._places(self.inside, first=len(self.passages))
         parts = tuple(_cut(turn.text, places.get(number, [])))
-        return TurnParts("system" if turn.role == "developer" else turn.role, parts)
+        role = "system" if turn.role == "developer" else turn.role
+        return TurnParts(role, parts, turn.calls, turn.answers)
 
     def _loose_parts(self) -> Iterator[TurnPart]:
         """The documents that came with the request, cut where passages stand in them."""

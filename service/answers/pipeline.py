@@ -34,6 +34,7 @@ from blend.fuse.fuse import FuseReport
 from retriever.search import Found
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup
+from service.answers.answer_rules import AnswerRules
 from service.answers.blend_decision import TRIED, BlendInputs, decide, tries
 from service.answers.events import (
     ChoiceFinished,
@@ -47,7 +48,7 @@ from service.answers.events import (
     TopToken,
     Usage,
 )
-from service.answers.fair_turns import COMPUTES, FairTurns, SchemaMemory, lower_priority
+from service.answers.fair_turns import COMPUTES, SchemaMemory, lower_priority
 from service.answers.foreign_documents import ForeignDocuments
 from service.answers.gather import Gathered, gather, look_up
 from service.answers.plan import EnginePlan, fit, usage_of
@@ -56,7 +57,6 @@ from service.answers.tool_prompt import NOTE
 from service.documents.ingest import Ingest
 from service.documents.tenants import Tenants
 from service.errors import Exhausted, ServiceError, Unavailable
-from service.model.grammar import Constraint, Grammars
 from service.model.logit_processors import GeneratorRule, chained
 from service.settings import BUILTIN, Settings
 from service.telemetry.logs import note
@@ -65,8 +65,6 @@ from service.telemetry.traces import Tracer
 
 LOOKUPS = 8  # threads that search and tokenize
 FETCHES = 128  # threads that open blobs: each waits for a medium, so there are as many as parallel opens
-COMPILERS = 2  # threads that compile JSON schemas
-SCHEMAS = 16  # uncompiled schemas of one tenant
 RETRY_S = 1.0
 ALONE = 0.02  # the most of a prompt's time that went to other requests, for its time to be learned from
 
@@ -119,12 +117,9 @@ class Pipeline:
         self._metrics = metrics
         self._tracer = tracer
         self._costs = PromptCosts(self._model.speeds) if self._model.speeds else None
-        self._grammars = Grammars(self._model.prompt_builder.tokenizer, self._model.vocabulary)
+        self._rules = AnswerRules(self._model)
         self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup", lower_priority, (COMPUTES,))
         self._fetches = ThreadPoolExecutor(FETCHES, "kvweave-fetch")
-        self._compilations = FairTurns(
-            COMPILERS, longest=SCHEMAS, waiting="JSON schemas of this tenant wait to be compiled"
-        )
         self._schema_memory = SchemaMemory()
         self._flying = 0
         self.foreign_documents = ForeignDocuments(self._model) if settings.model == BUILTIN else None
@@ -138,7 +133,7 @@ class Pipeline:
         """Release the threads."""
         self._lookups.shutdown(cancel_futures=True)
         self._fetches.shutdown(cancel_futures=True)
-        self._compilations.close()
+        self._rules.close()
 
     async def search(self, who: Principal, lookup: Lookup) -> Found:
         """Retrieval alone, best first."""
@@ -170,7 +165,7 @@ class Pipeline:
         timings = _Timings()
         if ask.within_s is not None:
             self._model.engine.refuse_late(ask.principal.tenant, ask.within_s)
-        grammar = await self._compiled(ask)
+        grammar = await self._rules.compiled(ask)
         if grammar is not None:
             flight.held.enter_context(self._schema_memory.held(ask.principal.tenant, grammar.nbytes))
         begun = timings.since_start()
@@ -189,8 +184,11 @@ class Pipeline:
         queue: asyncio.Queue[EngineEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
+        read = self._rules.reading(ask)
+
         def listen(event: EngineEvent) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, event)
+            for each in read(event):
+                loop.call_soon_threadsafe(queue.put_nowait, each)
 
         submitted = timings.since_start()
         left_s = None if ask.within_s is None else ask.within_s - submitted / 1000
@@ -204,7 +202,7 @@ class Pipeline:
 
     def _gather(self, ask: AnswerRequest) -> Gathered:
         """The passages of the prompt."""
-        texts = [*(turn.text for turn in ask.turns), *(each.text for each in ask.documents)]
+        texts = [*(turn.text for turn in ask.turns), *(each.text for each in ask.documents), *ask.tool_texts]
         self._model.prompt_builder.check_length(texts, window=self._model.window)
         return gather(self._tenants.open(ask.principal.tenant), ask)
 
@@ -278,13 +276,6 @@ class Pipeline:
         share = self._settings.share if switch.share is None else switch.share
         order, tried = ask.order or self._model.order, 0.0 if self._settings.reuse == "untried" else TRIED
         return BlendInputs(order, switch.enabled, share, random.random(), tried=tried)
-
-    async def _compiled(self, ask: AnswerRequest) -> Constraint | None:
-        """The request's grammar, in its tenant's turn."""
-        schema = ask.grammar
-        if schema is None:
-            return None
-        return await self._compilations.run(ask.principal.tenant, lambda: self._grammars.processor(schema))
 
     def _request(
         self, ask: AnswerRequest, plan: EnginePlan, *, grammar: LogitsProcessor | None, left_s: float | None

@@ -160,7 +160,8 @@ def fit(gathered: Gathered, inputs: BlendInputs, *, prompt_builder: PromptBuilde
     if ask.tools is not None:
         out = ToolPrompt(gathered, ask.tools).controlled(prompt_builder.tokenizer)
         return EnginePlan(gathered, prompt_builder.lay_plain(gathered.turns(without=out)), inputs, out)
-    prompt_tokens = prompt_builder.lay(gathered.turns(), options=ask.template)
+    tools = ask.own_tools.offered if ask.own_tools else ()
+    prompt_tokens = prompt_builder.lay(gathered.turns(), options=ask.template, tools=tools)
     over = prompt_tokens.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))
     if over <= 0:
         return EnginePlan(gathered, prompt_tokens, inputs)
@@ -173,7 +174,8 @@ def fit(gathered: Gathered, inputs: BlendInputs, *, prompt_builder: PromptBuilde
         over -= len(prompt_builder.ids(titled.text)) + len(prompt_builder.tokenizer.encode_text(titled.gap))
         dropped.add(number)
     out = frozenset(dropped)
-    return EnginePlan(gathered, prompt_builder.lay(gathered.turns(without=out), options=ask.template), inputs, out)
+    prompt_tokens = prompt_builder.lay(gathered.turns(without=out), options=ask.template, tools=tools)
+    return EnginePlan(gathered, prompt_tokens, inputs, out)
 
 
 def usage_of(report: FuseReport, completion: int = 0) -> Usage:

@@ -7,13 +7,14 @@ the question, the template's tail.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import cast
 
 from blend.errors import PromptError, TokenizerError
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from blend.text import template
-from blend.text.template import ChatMessage, Option
+from blend.text.call_frame import CallFrame, find_call_frame
+from blend.text.template import CallForm, ChatMessage, Fields, MadeCall, Option, TemplatePiece
 from blend.text.tokenizer import Tokenizer
 from store.record_source import RecordSource
 
@@ -52,10 +53,12 @@ class TurnPart:
 
 @dataclass(frozen=True, slots=True)
 class TurnParts:
-    """A turn of a chat."""
+    """A turn of a chat. `calls` and `answers` are as in `ChatMessage`."""
 
     role: str
     parts: tuple[TurnPart, ...]
+    calls: tuple[MadeCall, ...] = ()
+    answers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,39 +126,58 @@ class PromptBuilder:
                         f"model's window of {window}: shorten them, or put documents in and let a search choose"
                     )
 
-    def lay(self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None) -> PromptTokens:
+    @cached_property
+    def call_frame(self) -> CallFrame:
+        """How the model's template writes calls of tools. Raises TokenizerError where it knows none."""
+        return find_call_frame(self.tokenizer)
+
+    def lay(
+        self,
+        turns: Sequence[TurnParts],
+        *,
+        options: Mapping[str, Option] | None = None,
+        tools: Sequence[Fields] = (),
+    ) -> PromptTokens:
         """The prompt of a chat, ready for the answer. Without a passage, the last turn's own text is in the suffix."""
-        return _laid(list(self.rows(turns, options=options)), turns)
+        return _laid(list(self.rows(turns, options=options, tools=tools)), turns)
 
     def lay_plain(self, turns: Sequence[TurnParts]) -> PromptTokens:
         """The prompt of a chat without the template, about as long, for prompts that vLLM renders."""
         return _laid(list(self._plain(turns)), turns)
 
     def rows(
-        self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None
+        self,
+        turns: Sequence[TurnParts],
+        *,
+        options: Mapping[str, Option] | None = None,
+        tools: Sequence[Fields] = (),
     ) -> Iterator[tuple[Ids, TurnPart | None]]:
         """Ids in order, with the part that they are of; None for those of the template.
 
         Where the template knows no system role, the system prompt is the user's first words; without a template all
         is plain text.
         """
+        has_tools = bool(tools) or any(turn.calls or turn.answers for turn in turns)
+        form = self.call_frame.form if has_tools else CallForm()
         if not cast(object, self.tokenizer.source.chat_template):  # pyright: ignore[reportUnknownMemberType]
             yield from self._plain(turns)
             return
         try:
-            pieces = template.render(self.tokenizer, _messages(turns), options=options)
+            pieces = template.render(self.tokenizer, _messages(turns), options=options, tools=tools, form=form)
         except TokenizerError:
             merged = _merged(turns)
             if merged == turns:
                 raise
             turns = merged
-            pieces = template.render(self.tokenizer, _messages(turns), options=options)
+            pieces = template.render(self.tokenizer, _messages(turns), options=options, tools=tools, form=form)
         for number, piece in enumerate(pieces):
             if piece.place is None:
-                yield (self._of_template if number else self._opening)(piece.text), None
-            else:
-                part = turns[piece.place.message].parts[piece.place.part]
-                yield self._part_ids(part), part
+                yield self._written_ids(piece, opens=number == 0), None
+                continue
+            part = turns[piece.place.message].parts[piece.place.part]
+            if piece.text != part.text:  # the template escapes it: then it is no chunk's text
+                part = TurnPart(piece.text)
+            yield self._part_ids(part), part
 
     def _plain(self, turns: Sequence[TurnParts]) -> Iterator[tuple[Ids, TurnPart | None]]:
         yield tuple(self.tokenizer.encode_opening("")), None
@@ -167,6 +189,13 @@ class PromptBuilder:
 
     def _part_ids(self, part: TurnPart) -> Ids:
         return self._text_ids(part.text) if part.passage is None else self.ids(part.text)
+
+    def _written_ids(self, piece: TemplatePiece, *, opens: bool) -> Ids:
+        """The ids of a template's own text. Those that hold users' texts are not kept for others."""
+        if piece.foreign:
+            encode = self.tokenizer.encode_opening if opens else self.tokenizer.encode_template
+            return tuple(encode(piece.text, piece.foreign))
+        return (self._opening if opens else self._of_template)(piece.text)
 
     def _text_ids(self, text: str) -> Ids:
         return tuple(self.tokenizer.encode_text(text))
@@ -193,7 +222,7 @@ def passage_parts(passages: Mapping[int, PromptPassage]) -> Iterator[TurnPart]:
 
 
 def _messages(turns: Sequence[TurnParts]) -> list[ChatMessage]:
-    return [ChatMessage(turn.role, tuple(part.text for part in turn.parts)) for turn in turns]
+    return [ChatMessage(turn.role, tuple(p.text for p in turn.parts), turn.calls, turn.answers) for turn in turns]
 
 
 def _merged(turns: Sequence[TurnParts]) -> list[TurnParts]:

@@ -36,13 +36,14 @@ def checked_grammar(schema: Json) -> CheckedGrammar:
     A process of its own compiles it first. Takes as long as that; raises `Invalid` with what is too large.
     """
     if not schema:
-        return CheckedGrammar(_grammar(ANY_OBJECT))
-    _check_size(schema)
-    grammar = _grammar(schema)
-    return CheckedGrammar(grammar, max(LEAST_BYTES, _bytes_of(grammar)))
+        return CheckedGrammar(json_grammar(ANY_OBJECT))
+    check_size(schema)
+    grammar = json_grammar(schema)
+    return CheckedGrammar(grammar, bytes_of(grammar))
 
 
-def _check_size(schema: Json) -> None:
+def check_size(schema: Json) -> None:
+    """Raises `Invalid` where the schema has too many parts."""
     level: list[object] = [schema]
     objects = characters = depth = 0
     while level:
@@ -75,8 +76,11 @@ def _inside(value: object) -> list[object]:
     return cast(list[object], value) if isinstance(value, list) else []
 
 
-def _grammar(schema: Json) -> str:
-    """White space is not free: a model unsure of what follows would write it without end."""
+def json_grammar(schema: Json) -> str:
+    """The grammar of a schema in llguidance's form.
+
+    White space is not free: a model unsure of what follows would write it without end.
+    """
     try:
         return LLMatcher.grammar_from_json_schema(
             json.dumps(schema),
@@ -86,7 +90,8 @@ def _grammar(schema: Json) -> str:
         raise Invalid(f"the JSON schema cannot be followed: {error}", field=FIELD) from None
 
 
-def _bytes_of(grammar: str) -> int:
+def bytes_of(grammar: str) -> int:
+    """The memory that a grammar takes: a process of its own compiles it. Raises `Invalid` where that takes too much."""
     try:
         found = ask_within(COMPILATION, "service.model.grammar_parser", content=grammar.encode())
     except CalledProcessError:
@@ -97,4 +102,4 @@ def _bytes_of(grammar: str) -> int:
         raise Unavailable(f"no process could be started to compile the JSON schema ({error}): try again") from error
     if found.problems:
         raise Unavailable(f"the JSON schema could not be compiled ({found.problems[0]}): try again")
-    return int(found.pages[0])
+    return max(LEAST_BYTES, int(found.pages[0]))

@@ -7,11 +7,12 @@ from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.access.principal import Principal
-from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, ToolUse, Turn
+from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, ToolUse
 from service.api.questions import ObjectFormat, SchemaFormat
 from service.errors import Invalid
 from service.model.logit_processors import GeneratorRule, chained
 from service.model.schema_check import ANY_OBJECT
+from service.openai.own_tools import own_tools, own_turn
 from service.openai.request import MOST_TOKENS, ChatRequest
 
 if TYPE_CHECKING:
@@ -39,20 +40,22 @@ class Defaults:
 def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, defaults: Defaults) -> AnswerRequest:
     """What the request wants. Raises `Invalid` for what does not go together."""
     _check_generator(request, defaults)
+    is_generated = request.has_tools and defaults.has_generator
     return AnswerRequest(
         principal=principal,
-        turns=tuple(Turn("system" if each.role == "developer" else each.role, each.text) for each in request.messages),
+        turns=tuple(own_turn(message, number) for number, message in enumerate(request.messages)),
         lookup=_lookup(request, top_k=defaults.top_k),
         chunk_ids=tuple(request.chunk_ids or ()),
         documents=tuple(RequestDocument(each.text, each.title, each.id) for each in request.documents or ()),
-        order=EXACT if request.has_tools else _order(request, defaults.order),
+        order=EXACT if is_generated else _order(request, defaults.order),
         sampling=_sampling(request, defaults.usual),
-        grammar=_grammar(request),
+        grammar=None if is_generated or _choices(request) > 1 else _schema(request),
         asks=False,
         inline=True,
         template=request.chat_template_kwargs or {},
         session=request.session or "",
-        tools=_tools(request),
+        tools=_tools(request) if is_generated else None,
+        own_tools=None if is_generated else own_tools(request),
         id=id,
     )
 
@@ -67,8 +70,8 @@ def _check_generator(request: ChatRequest, defaults: Defaults) -> None:
         raise Invalid("there are no tools to choose of: give some, or leave it out", field="tool_choice")
     if defaults.has_generator:
         return
-    if request.has_tools:
-        raise Invalid("only vLLM serves tools, and none is set as the generator: leave them out", field="tools")
+    if request.tools and request.tool_choice != "none" and _is_formatted(request):
+        raise Invalid("give either tools or a response_format: without vLLM there is no both", field="response_format")
     if _choices(request) > 1:
         raise Invalid("kvweave gives one answer for a request: ask again for another", field="n")
     if request.structured_outputs:
@@ -128,10 +131,6 @@ def _generator_rule(request: ChatRequest) -> GeneratorRule | None:
     if (_choices(request) > 1 or request.has_tools) and _is_formatted(request):
         return GeneratorRule({"structured_outputs": {"json": _schema(request) or ANY_OBJECT}})
     return None
-
-
-def _grammar(request: ChatRequest) -> Json | None:
-    return _schema(request) if _choices(request) == 1 and not request.has_tools else None
 
 
 def _tools(request: ChatRequest) -> ToolUse | None:

@@ -213,7 +213,7 @@ class ChatRequest(Extras, SamplingFields, Neutral, Unserved):
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
     structured_outputs: StructuredOutputs | None = Field(None, description="As vLLM takes it; with a generator alone")
-    tools: list[Tool] | None = Field(None, description="With a generator alone", max_length=MOST_TOOLS)
+    tools: list[Tool] | None = Field(None, description="Where the model's template knows tools", max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 

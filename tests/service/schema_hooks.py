@@ -44,12 +44,18 @@ UNSAYABLE: tuple[Rule, ...] = (
     # A schema knows of no generator.
     (RejectedPositiveData, "POST /v1/chat/completions", "one answer for a request"),
     (RejectedPositiveData, "POST /v1/chat/completions", "only vLLM obeys these"),
-    (RejectedPositiveData, "POST /v1/chat/completions", "only vLLM serves tools"),
+    (RejectedPositiveData, "POST /v1/chat/completions", "either tools or a response_format"),
     (RejectedPositiveData, "POST /v1/chat/completions", "with tools there are no logprobs"),
     (RejectedPositiveData, "POST /v1/chat/completions", "there are no tools to choose of"),
     (RejectedPositiveData, "POST /v1/chat/completions", "either response_format or structured_outputs"),
     # Nor of an embedder.
     (RejectedPositiveData, "POST /v1/embeddings", "dimensions, not"),
+    # Nor of a template, other fields, or JSON within a text.
+    (RejectedPositiveData, "POST /v1/chat/completions", "chat template knows no tools"),
+    (RejectedPositiveData, "POST /v1/chat/completions", "there is no tool"),
+    (RejectedPositiveData, "POST /v1/chat/completions", "two tools have the name"),
+    (RejectedPositiveData, "POST /v1/chat/completions", "the parameters of"),
+    (RejectedPositiveData, "POST /v1/chat/completions", "the arguments are"),
     # A schema knows of no vocabulary.
     (RejectedPositiveData, CHATS, "leave it out of logit_bias"),
     # Numbers beside 2**63 are the same to what generates them, which counts in doubles.

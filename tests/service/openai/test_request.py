@@ -181,12 +181,10 @@ CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments
 @pytest.mark.parametrize(
     ("more", "param", "told"),
     [
-        ({"tools": [TOOL]}, "tools", "only vLLM serves tools"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
         ({"tools": [TOOL], "logprobs": True}, "logprobs", "no logprobs"),
         ({"tool_choice": "auto"}, "tool_choice", "no tools to choose of"),
         ({"functions": [{"name": "f"}]}, "functions", "no functions"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "tools", "only vLLM serves tools"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "has a tool_call_id"),
         ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0]", "the assistant's"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'system', 'developer'"),

@@ -108,11 +108,11 @@ def test_a_text_with_a_control_token_is_not_given_to_vllm(pair: Pair) -> None:
     good(pair.client.delete("/v1/documents/hostile"))
 
 
-def test_what_vllm_refuses_is_told_and_without_it_there_are_no_tools(pair: Pair, own: httpx.Client) -> None:
+def test_what_vllm_refuses_is_told_and_without_it_a_template_has_to_know_tools(pair: Pair, own: httpx.Client) -> None:
     wrong = pair.client.post("/v1/chat/completions", json=chatted("nonsense", tools=[TOOL], collection=None))
     assert wrong.status_code == 400 and "refuses the request: no such tool" in wrong.text
     alone = own.post("/v1/chat/completions", json=chatted(QUESTION, tools=[TOOL]))
-    assert alone.status_code == 400 and "only vLLM serves tools" in alone.text
+    assert alone.status_code == 400 and "knows no tools" in alone.text
     pair.script.breaks_at = 2
     broken = pair.client.post("/v1/chat/completions", json=chatted(QUESTION, tools=[TOOL]))
     assert broken.status_code == 503 and "broke off" in broken.text

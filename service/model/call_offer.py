@@ -1,0 +1,73 @@
+"""Writes the grammar of an answer that calls tools, by the frame of the model's template. Knows no request."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from llguidance import LLMatcher
+
+from blend.text.call_frame import ID, CallFrame, FrameText, Separators, Slot
+from retriever.documents import Json
+from service.errors import Invalid
+
+FIELD: Final = "tools"
+MOST_CALLS: Final = 16  # in one answer
+
+
+@dataclass(frozen=True, slots=True)
+class CallOffer:
+    """The functions that an answer may call, by their names with the schemas of their arguments.
+
+    `is_needed`: it has to call; else it may, in the place of text. `is_several`: more than once.
+    """
+
+    functions: Mapping[str, Json]
+    is_needed: bool = False
+    is_several: bool = True
+
+    def grammar(self, frame: CallFrame, *, spelled: bool = False) -> str:
+        """The grammar in llguidance's form; `spelled` has control tokens as text, for a check without a vocabulary."""
+        return LLMatcher.grammar_from_lark("\n".join(self._rules(frame, spelled=spelled)))
+
+    @property
+    def schema(self) -> Json:
+        """One schema that has all others as its parts."""
+        return {"anyOf": [*self.functions.values()]}
+
+    def _rules(self, frame: CallFrame, *, spelled: bool) -> Iterator[str]:
+        most = MOST_CALLS - 1 if self.is_several else 0
+        opening, closing = (_terms(each, spelled=spelled) for each in (frame.opening, frame.closing))
+        more = "" if frame.glue is None or not most else f"({_terms(frame.glue, spelled=spelled)} call){{0,{most}}}"
+        yield f"start: {opening} call {more} {closing}"
+        yield "call: " + " | ".join(f"call_{number}" for number in range(len(self.functions)))
+        for number, (name, schema) in enumerate(self.functions.items()):
+            slots = {Slot.NAME: json.dumps(name), Slot.ID: f"/{ID.pattern}/", Slot.ARGUMENTS: f"arguments_{number}"}
+            parts = (slots[each] if isinstance(each, Slot) else _terms(each, spelled=spelled) for each in frame.inner)
+            yield f"call_{number}: {' '.join(parts)}"
+            yield f"arguments_{number}: %json {_spaced(schema, frame.separators)}"
+
+
+def arguments_schema(name: str, parameters: Json | None) -> Json:
+    """The schema of a function's arguments: an object, without parameters an empty one. Raises Invalid for another."""
+    if not parameters:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    if parameters.get("type", "object") != "object":
+        reason = f"the parameters of the tool {name!r} have the type {parameters['type']!r}: arguments are an object"
+        raise Invalid(reason, field=FIELD)
+    return {"type": "object", **parameters}
+
+
+def _spaced(schema: Json, separators: Separators) -> str:
+    """The schema of arguments whose white space is the template's."""
+    item, key = separators
+    return json.dumps(
+        {**schema, "x-guidance": {"whitespace_flexible": False, "item_separator": item, "key_separator": key}}
+    )
+
+
+def _terms(text: FrameText, *, spelled: bool) -> str:
+    """A text of the frame as the grammar has it."""
+    if spelled:
+        return json.dumps(text.text) if text.text else ""
+    return " ".join(f"<[{each}]>" if isinstance(each, int) else json.dumps(each) for each in text.tokens)

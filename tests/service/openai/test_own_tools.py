@@ -1,0 +1,125 @@
+"""Tools by our own engine, asked for by OpenAI's client and LangChain, over whole services."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
+
+from service.builtin import CHECKPOINT
+from tests.blend import tool_templates
+from tests.service.checkpoints import checkpoint
+from tests.service.serving import Inside, Json, in_process, settings_in
+
+WEATHER: Json = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: list[Json] = [
+    {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "get_time"}},
+]
+NAMED: Json = {"type": "function", "function": {"name": "get_weather"}}
+ASKED = {"role": "user", "content": "What is the weather in Rome?"}
+# The built-in model's own markers, around the same frames as `TAGGED`.
+BUILTIN = tool_templates.TAGGED.replace("'<|im_start|>' + message.role + '\n'", "'<|' + message.role + '|>'").replace(
+    "<|im_start|>assistant\n", "<|assistant|>"
+)
+
+
+@pytest.fixture(scope="module", params=["TAGGED", "BARE", "LISTED", "builtin"])
+def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    folder: Path = tmp_path_factory.mktemp("tools")
+    if request.param == "builtin":
+        shutil.copytree(CHECKPOINT, folder / "model")
+        (folder / "model" / "chat_template.jinja").write_text(BUILTIN)
+    else:
+        checkpoint(folder / "model", chat_template=getattr(tool_templates, request.param))
+    with in_process(settings_in(folder, model=str(folder / "model"))) as service:
+        yield service
+
+
+def ask(inside: Inside, **more: object) -> Any:  # noqa: ANN401 - what the client gives has many forms
+    client: Any = openai.OpenAI(base_url=f"{inside.base_url}/v1", api_key=inside.key, max_retries=0)
+    asked = {"model": "default", "messages": [ASKED], "tools": TOOLS, "seed": 3, "max_tokens": 700, **more}
+    return client.chat.completions.create(**asked)
+
+
+def check(name: str, arguments: str) -> None:
+    jsonschema.validate(json.loads(arguments), WEATHER if name == "get_weather" else {"const": {}})
+
+
+def test_calls_that_are_wanted_are_made_and_what_tools_say_goes_on(inside: Inside) -> None:
+    [choice] = ask(inside, tool_choice="required", parallel_tool_calls=False).choices
+    [call] = choice.message.tool_calls
+    check(call.function.name, call.function.arguments)
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    turns = [ASKED, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    went_on = ask(inside, messages=turns, tool_choice="none", max_tokens=3)
+    source: Any = inside.core.model.prompt_builder.tokenizer.source
+    made = {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
+    calls = [{"id": call.id, "type": "function", "function": made}]
+    chat = [ASKED, {"role": "assistant", "content": "", "tool_calls": calls}, {**turns[2], "name": call.function.name}]
+    whole = source.apply_chat_template(chat, tools=TOOLS, add_generation_prompt=True, tokenize=False)
+    assert went_on.usage.prompt_tokens == len(source.encode(whole, add_special_tokens=False))
+    assert went_on.choices[0].message.tool_calls is None
+
+
+def test_the_tool_that_is_named_is_called(inside: Inside) -> None:
+    [choice] = ask(inside, tool_choice=NAMED).choices
+    assert {call.function.name for call in choice.message.tool_calls} == {"get_weather"}
+    for call in choice.message.tool_calls:
+        check("get_weather", call.function.arguments)
+
+
+def test_streamed_pieces_are_the_whole_answer(inside: Inside) -> None:
+    [choice] = ask(inside, tool_choice="required").choices
+    calls: dict[int, list[str]] = {}
+    *chunks, last = [chunk.choices[0] for chunk in ask(inside, tool_choice="required", stream=True)]
+    for each in (call for chunk in chunks for call in chunk.delta.tool_calls or ()):
+        if each.index not in calls:
+            assert each.id and each.type == "function" and each.function.name
+            calls[each.index] = [each.function.name, ""]
+        calls[each.index][1] += each.function.arguments or ""
+    assert [*calls.values()] == [[each.function.name, each.function.arguments] for each in choice.message.tool_calls]
+    assert last.finish_reason == "tool_calls"
+
+
+def test_langchain_reads_the_calls(inside: Inside) -> None:
+    key = SecretStr(inside.key)
+    model = ChatOpenAI(base_url=f"{inside.base_url}/v1", api_key=key, model="default", max_retries=0, seed=3)
+    answer = model.bind_tools(TOOLS, tool_choice="any", parallel_tool_calls=False).invoke(ASKED["content"])
+    [call] = answer.tool_calls
+    jsonschema.validate(call["args"], WEATHER if call["name"] == "get_weather" else {"const": {}})
+    assert not answer.invalid_tool_calls
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "no tool 'nope'.*get_weather, get_time"),
+        ({"tools": [*TOOLS, TOOLS[1]]}, "two tools have the name 'get_time'"),
+        ({"response_format": {"type": "json_object"}}, "either tools or a response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "an object"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(inside: Inside, more: Json, told: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=told):
+        ask(inside, **more)
+
+
+def test_arguments_that_are_no_object_are_refused(inside: Inside) -> None:
+    for arguments in ("{", "[]", '{"a": ' * 5000):
+        call = {"id": "Abcdef123", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        with pytest.raises(openai.BadRequestError, match=r"arguments are (no JSON|a JSON object)"):
+            ask(inside, messages=[ASKED, {"role": "assistant", "tool_calls": [call]}])
