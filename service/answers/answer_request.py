@@ -70,6 +70,7 @@ class AnswerRequest:
     """One request for an answer. The last turn is the user's, or a tool's.
 
     `asks`: the last turn is a question about the passages and is framed as one; else it stands as it is written.
+    `is_raw`: the text of the turns is the prompt, without a template.
     `inline`: chunks are recognised wherever their text stands in the turns, as they always are in `documents`.
     `within_s`: the answer is worth nothing later than so many seconds after it was asked for.
     `tools`: those that the answer may call; vLLM then renders and computes the prompt. `own_tools`: those that it may
@@ -87,6 +88,7 @@ class AnswerRequest:
     sampling: Sampling = field(default_factory=Sampling)
     grammar: Json | None = None  # a JSON schema that the answer obeys; {} is any JSON object
     asks: bool = False
+    is_raw: bool = False
     inline: bool = False
     template: Mapping[str, Option] = field(default_factory=dict[str, Option])
     within_s: float | None = None

@@ -160,6 +160,8 @@ def fit(gathered: Gathered, inputs: BlendInputs, *, prompt_builder: PromptBuilde
     if ask.tools is not None:
         out = ToolPrompt(gathered, ask.tools).controlled(prompt_builder.tokenizer)
         return EnginePlan(gathered, prompt_builder.lay_plain(gathered.turns(without=out)), inputs, out)
+    if ask.is_raw:
+        return EnginePlan(gathered, prompt_builder.lay_raw(gathered.turns()), inputs)
     tools = ask.own_tools.offered if ask.own_tools else ()
     prompt_tokens = prompt_builder.lay(gathered.turns(), options=ask.template, tools=tools)
     over = prompt_tokens.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))

@@ -145,6 +145,11 @@ class PromptBuilder:
         """The prompt of a chat without the template, about as long, for prompts that vLLM renders."""
         return _laid(list(self._plain(turns)), turns)
 
+    def lay_raw(self, turns: Sequence[TurnParts]) -> PromptTokens:
+        """The prompt that the text of the turns is by itself."""
+        opening = tuple(self.tokenizer.encode_opening(""))
+        return _laid([(opening, None), *((self._part_ids(part), part) for turn in turns for part in turn.parts)], turns)
+
     def rows(
         self,
         turns: Sequence[TurnParts],

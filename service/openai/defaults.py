@@ -8,7 +8,7 @@ from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, ToolUse
-from service.api.questions import ObjectFormat, SchemaFormat
+from service.api.questions import BlendIn, ObjectFormat, SchemaFormat
 from service.errors import Invalid
 from service.model.logit_processors import GeneratorRule, chained
 from service.model.schema_check import ANY_OBJECT
@@ -47,7 +47,7 @@ def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, de
         lookup=_lookup(request, top_k=defaults.top_k),
         chunk_ids=tuple(request.chunk_ids or ()),
         documents=tuple(RequestDocument(each.text, each.title, each.id) for each in request.documents or ()),
-        order=EXACT if is_generated else _order(request, defaults.order),
+        order=EXACT if is_generated else order_of(request.blend, default=defaults.order),
         sampling=_sampling(request, defaults.usual),
         grammar=None if is_generated or _choices(request) > 1 else _schema(request),
         asks=False,
@@ -98,8 +98,8 @@ def _lookup(request: ChatRequest, *, top_k: int) -> Lookup | None:
     return Lookup(asks[-1].text, collection=request.collection, top_k=top_k)
 
 
-def _order(request: ChatRequest, default: BlendOrder) -> BlendOrder | None:
-    wanted = request.blend
+def order_of(wanted: BlendIn | None, *, default: BlendOrder) -> BlendOrder | None:
+    """The blending that a body asks for; None where it leaves that to the service."""
     if wanted is None or (wanted.policy is None and wanted.ratio is None):
         return None
     return wanted.over(default)

@@ -1,7 +1,8 @@
-"""OpenAI's chat completions and models, over the same pipeline as everything else. Knows no model."""
+"""OpenAI's completions and models, over the same pipeline as everything else. Knows no model."""
 
 import secrets
 import time
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Final
@@ -11,6 +12,7 @@ from blake3 import blake3
 from fastapi import APIRouter, Depends, Request, Response
 
 from service.access.principal import Principal
+from service.answers.events import Event
 from service.api.caller import must_see
 from service.api.guards import BEARER, core_of, principal
 from service.api.problems import request_id_of
@@ -27,6 +29,7 @@ from service.openai.model_check import check_model
 from service.openai.request import ChatRequest
 from service.openai.responses.routes import add_responses
 from service.openai.streams import streamed
+from service.openai.text_completion import TextChunks, TextCompletion, TextRequest, text_completion
 
 if TYPE_CHECKING:
     from service.app.core import Core
@@ -76,6 +79,17 @@ def router() -> APIRouter:
     ) -> Response:
         return await _complete(core_of(request.app), body, request=request, who=who, within_s=within_s)
 
+    @routes.post(
+        "/v1/completions",
+        summary="Go on with texts as they are",
+        response_model=TextCompletion,
+        responses={200: {"content": {"text/event-stream": _STREAM}}},
+    )
+    async def go_on(  # pyright: ignore[reportUnusedFunction]
+        body: TextRequest, request: Request, *, who: By, within_s: SecondsGiven = None
+    ) -> Response:
+        return await _go_on(core_of(request.app), body, request=request, who=who, within_s=within_s)
+
     @routes.post("/v1/embeddings", summary="Vectors of texts, as search has them", response_model=EmbeddingList)
     async def embeddings(body: EmbeddingRequest, request: Request, *, who: By) -> Response:  # pyright: ignore[reportUnusedFunction]
         return await embed(core_of(request.app), body, request=request, who=who)
@@ -107,6 +121,30 @@ async def _complete(
         return client_gone() if answer is None else _whole(answer)
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     return await streamed(request, events, form=Chunks(envelope, choices=ask.sampling.choices, with_usage=with_usage))
+
+
+async def _go_on(
+    core: "Core", body: TextRequest, *, request: Request, who: Principal, within_s: float | None
+) -> Response:
+    check_model(core, body.model)
+    number = request_id_of(request.scope) or secrets.token_hex(12)
+    envelope = Envelope(f"cmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model))
+    asked = [
+        core.pipeline.answer(replace(each, within_s=within_s))
+        for each in body.asked(who, id=envelope.id, defaults=Defaults.of(core))
+    ]
+    if body.stream:
+        return await streamed(request, asked[0], form=TextChunks(body, envelope))
+    answers = await unless_gone(request, _each(asked, envelope))
+    if answers is None:
+        return client_gone()
+    whole = text_completion(body, answers, envelope=envelope)
+    return Response(whole.model_dump_json(), media_type="application/json")
+
+
+async def _each(asked: Sequence[AsyncGenerator[Event]], envelope: Envelope) -> list[ChatCompletion]:
+    """The answers, one after the other."""
+    return [await completion(events, envelope) for events in asked]
 
 
 def _whole(answer: ChatCompletion) -> Response:

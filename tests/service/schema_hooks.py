@@ -21,7 +21,7 @@ CHUNKS = "KVWEAVE_TEST_CHUNKS"  # ids of chunks that are there
 DOCUMENT = "letter/0"  # that is there
 MOST_TOKENS = 4
 
-CHATS = "POST /v1/(chat/completions|responses)"
+CHATS = "POST /v1/((chat/)?completions|responses)"
 
 Rule = tuple[type[Failure], str, str]  # a check's failure, the operation, and what the answer says
 
@@ -48,6 +48,9 @@ UNSAYABLE: tuple[Rule, ...] = (
     (RejectedPositiveData, "POST /v1/chat/completions", "with tools there are no logprobs"),
     (RejectedPositiveData, "POST /v1/chat/completions", "there are no tools to choose of"),
     (RejectedPositiveData, "POST /v1/chat/completions", "either response_format or structured_outputs"),
+    (RejectedPositiveData, "POST /v1/completions", "one answer for a prompt"),
+    (RejectedPositiveData, "POST /v1/completions", "a stream is of one prompt"),
+    (RejectedPositiveData, "POST /v1/completions", "there are no logprobs of a prompt"),
     # Nor of an embedder.
     (RejectedPositiveData, "POST /v1/embeddings", "dimensions, not"),
     # Nor of a template, other fields, or JSON within a text.
@@ -59,9 +62,9 @@ UNSAYABLE: tuple[Rule, ...] = (
     # A schema knows of no vocabulary.
     (RejectedPositiveData, CHATS, "leave it out of logit_bias"),
     # Numbers beside 2**63 are the same to what generates them, which counts in doubles.
-    (RejectedPositiveData, "POST /v1/(query|chat/completions|responses)", "9223372036854775808"),
+    (RejectedPositiveData, "POST /v1/(query|(chat/)?completions|responses)", "9223372036854775808"),
     # A deadline may be as short as anybody likes, and an address as long.
-    (ServerError, "POST /v1/(query|chat/completions|responses)", "not whole in the time that it was given"),
+    (ServerError, "POST /v1/(query|(chat/)?completions|responses)", "not whole in the time that it was given"),
     (AcceptedNegativeData, ".*", "the address and the headers have at most"),
     # Deleting a job cancels it; what became of it can be read afterwards.
     (UseAfterFree, "(GET|DELETE) /v1/jobs/.*", ""),

@@ -121,6 +121,7 @@ def asking(names: "Foreign") -> Iterator[Step]:
         text = f"{HIDDEN}\n\nQuestion: Who keeps a heron?"
         yield Step("POST /v1/chat/completions", body=chat(text, **more))
         yield Step("POST /v1/responses", body=response(text, **more))
+    yield Step("POST /v1/completions", body={"model": "default", "prompt": HIDDEN, "max_tokens": 3, "temperature": 0})
     yield Step("POST /v1/embeddings", body={"model": "default", "input": HIDDEN})
     yield Step("POST /v1/responses", body=response("Who keeps a heron?", previous_response_id=names.response))
     for method in ("GET", "DELETE"):

@@ -33,6 +33,7 @@ READ = {
     "POST /v1/cache/lookup",
     "GET /v1/stats",
     "POST /v1/chat/completions",
+    "POST /v1/completions",
     "POST /v1/embeddings",
     "POST /v1/responses",
     "GET /v1/responses/{response_id}",

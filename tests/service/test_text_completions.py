@@ -1,0 +1,102 @@
+"""OpenAI's official client has a running service go on with texts, unchanged; transformers says how they go on."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, cast
+
+import openai
+import pytest
+import torch
+from openai import OpenAI
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from service.builtin import CHECKPOINT
+from tests.service.passages import PASSAGES, QUESTIONS
+from tests.service.serving import in_process, settings_in
+from tests.service.test_clients import official
+
+TEXTS = [f"{PASSAGES[1].text}\n\nQuestion: {QUESTIONS[0]}", "Mira lives in", " and\n\nthen  "]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    with in_process(settings_in(tmp_path_factory.mktemp("texts"))) as service, official(service) as client:
+        yield client
+
+
+@cache
+def gone_on(text: str, tokens: int) -> tuple[str, int]:
+    """What transformers itself makes of it, and of how many tokens it is."""
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(CHECKPOINT),
+        cast(Any, LlamaForCausalLM.from_pretrained(CHECKPOINT)),
+    )
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    with torch.inference_mode():
+        out = model.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True), ids.shape[1]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_goes_on_as_transformers_has_it(client: OpenAI, text: str) -> None:
+    expected, tokens = gone_on(text, 12)
+    answer = client.completions.create(model="default", prompt=text, max_tokens=12, temperature=0)
+    [choice] = answer.choices
+    assert choice.text == expected
+    assert answer.usage and answer.usage.prompt_tokens == tokens
+    chunks = client.completions.create(
+        model="default", prompt=text, max_tokens=12, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    told = [*chunks]
+    assert "".join(chunk.choices[0].text for chunk in told if chunk.choices) == expected
+    assert told[-2].choices[0].finish_reason == choice.finish_reason
+    assert told[-1].choices == [] and told[-1].usage and told[-1].usage.prompt_tokens == tokens
+
+
+def test_several_texts_go_on_each_by_itself_in_order(client: OpenAI) -> None:
+    answer = client.completions.create(model="default", prompt=TEXTS, max_tokens=6, temperature=0, echo=True)
+    assert [(each.index, each.text) for each in answer.choices] == [
+        (at, text + gone_on(text, 6)[0]) for at, text in enumerate(TEXTS)
+    ]
+    assert answer.usage and answer.usage.prompt_tokens == sum(gone_on(text, 6)[1] for text in TEXTS)
+
+
+def test_log_probabilities_have_the_older_form(client: OpenAI) -> None:
+    asked = {"model": "default", "prompt": TEXTS[0], "max_tokens": 6, "temperature": 0, "logprobs": 2}
+    [choice] = client.completions.create(**asked).choices  # pyright: ignore[reportArgumentType, reportCallIssue]
+    found = choice.logprobs
+    assert found and found.tokens and found.token_logprobs and found.top_logprobs and found.text_offset
+    assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == len(found.text_offset)
+    assert found.text_offset[0] == 0 and all(
+        choice.text[at:].startswith(token)
+        for at, token in zip(found.text_offset, found.tokens, strict=True)
+        if at < len(choice.text)
+    )
+    for token, logprob, tops in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+        assert max(tops, key=lambda each: tops[each]) == token and tops[token] == pytest.approx(logprob)
+
+
+def test_a_control_token_in_a_text_stays_text(client: OpenAI) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    text = f"Mira {tokenizer.eos_token} lives"
+    answer = client.completions.create(model="default", prompt=text, max_tokens=1)
+    assert answer.usage and answer.usage.prompt_tokens > len(tokenizer(text).input_ids)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"prompt": [[1, 2]]}, "send texts, not token ids"),
+        ({"prompt": ""}, "at least 1 character"),
+        ({"suffix": "end"}, "writes no middle of a text"),
+        ({"best_of": 3}, "best_of"),
+        ({"n": 2}, "one answer for a prompt"),
+        ({"prompt": ["a", "b"], "stream": True}, "a stream is of one prompt"),
+        ({"echo": True, "logprobs": 1}, "no logprobs of a prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_is_not_served_is_refused_with_the_reason(client: OpenAI, more: dict[str, object], reason: str) -> None:
+    body = {"model": "default", "prompt": "Mira", **more}
+    with pytest.raises(openai.BadRequestError, match=reason):
+        client.completions.create(**body)  # pyright: ignore[reportArgumentType, reportCallIssue]
