@@ -384,7 +384,7 @@ def test_help_and_completion_are_quick() -> None:
     ("typed", "offered"),
     [
         ("kvweave s", ["serve", "search", "stats"]),
-        ("kvweave ask x --policy re", ["reuse"]),
+        ("kvweave ask x --policy re", ["reuse", "replay"]),
         ("kvweave eval --codecs q4,q", [f"q4,q{bits}" for bits in WIDTHS]),
         ("kvweave keys create --role w", ["write"]),
         ("kvweave precompute . --executor r", ["ray"]),
