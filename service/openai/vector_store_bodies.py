@@ -115,6 +115,9 @@ def _understood(filters: AttributeFilter) -> AttributeFilter:
     return filters
 
 
+Filters = Annotated[AttributeFilter, AfterValidator(_understood)]
+
+
 class VectorStoreQuery(Strict):
     """What to look for. Of several queries a passage has its best score."""
 
@@ -123,7 +126,7 @@ class VectorStoreQuery(Strict):
         | Annotated[list[Annotated[str, Field(min_length=1, max_length=1_000_000)]], Field(min_length=1, max_length=8)]
     ) = Field(examples=["At what temperature does water boil?"])
     max_num_results: Annotated[int, Field(ge=1, le=50), WHOLE] = 10
-    filters: Annotated[AttributeFilter, AfterValidator(_understood)] | None = None
+    filters: Filters | None = None
     ranking_options: RankingOptions | None = None
     rewrite_query: Annotated[Refused, not_served("kvweave searches what is asked: leave it out")] = None
 

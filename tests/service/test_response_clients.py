@@ -150,6 +150,101 @@ def test_what_rests_on_what_is_gone_is_forgotten(client: OpenAI, service: Inside
         assert kept(client, beside.id)
 
 
+FILES = [
+    {"id": "notes/halio", "title": "Halio", "text": "Halio keeps a badger.", "metadata": {"year": 1911}},
+    {"id": "notes/mirel", "text": "Mirel keeps a heron.", "metadata": {"year": 1920}},
+    {"id": "notes/corina", "text": "Corina keeps a boat.", "metadata": {"year": 1930}},
+]
+KEEPERS = "Who keeps what: Halio, Mirel, Corina?"
+
+
+@pytest.fixture(scope="module")
+def notes(service: Inside) -> str:
+    """A vector store of three files."""
+    with service.client() as http:
+        put_in(http, FILES, collection="notes")
+    return "vs_notes"
+
+
+def searched(client: OpenAI, store: str, *, more: dict[str, object] | None = None, **tool: object) -> Response:
+    asked = {"type": "file_search", "vector_store_ids": [store], **tool}
+    return ask(client, **{"input": KEEPERS, "tools": [asked], **(more or {})})
+
+
+def found(answer: Response) -> list[str]:
+    """The names of the files that were found, which the text cites."""
+    call, message = answer.output
+    assert call.type == "file_search_call" and call.status == "completed" and call.queries == [KEEPERS]
+    assert message.type == "message" and message.content[0].type == "output_text"
+    part = message.content[0]
+    cited = [each for each in part.annotations if each.type == "file_citation"]
+    assert {each.index for each in cited} <= {len(part.text)} and len(cited) == len(part.annotations)
+    if call.results is not None:
+        assert {(each.file_id, each.filename) for each in call.results} == {(c.file_id, c.filename) for c in cited}
+    return sorted(each.filename for each in cited)
+
+
+def test_a_file_search_finds_what_the_vector_store_finds(client: OpenAI, notes: str) -> None:
+    shown = searched(client, notes, more={"include": ["file_search_call.results"]})
+    call = shown.output[0]
+    assert call.type == "file_search_call" and call.results
+    beside = client.vector_stores.search(notes, query=KEEPERS).data
+    assert {(each.file_id, each.filename, each.text) for each in call.results} == {
+        (each.file_id, each.filename, each.content[0].text) for each in beside
+    }
+    assert found(shown) == ["Halio", "notes/corina", "notes/mirel"]
+    assert {str(each.attributes) for each in call.results} == {str(each.attributes) for each in beside}
+    again = ask(client, input=KEEPERS, extra_body={"collection": "notes"})
+    assert shown.output_text == again.output_text and shown.usage and again.usage
+    assert shown.usage.input_tokens == again.usage.input_tokens
+    for each in (searched(client, notes), client.responses.retrieve(shown.id)):
+        assert found(each) == found(shown) and each.output[0].to_dict()["results"] is None
+
+
+def test_a_file_search_takes_so_many_results_and_filters(client: OpenAI, notes: str) -> None:
+    best = client.vector_stores.search(notes, query=KEEPERS, max_num_results=1).data
+    assert found(searched(client, notes, max_num_results=1)) == [best[0].filename]
+    early = {"type": "lt", "key": "year", "value": 1925}
+    assert found(searched(client, notes, filters=early)) == ["Halio", "notes/mirel"]
+    assert found(searched(client, notes, filters={**early, "value": 1900})) == []
+    assert [each.type for each in searched(client, notes, more={"tool_choice": "none"}).output] == ["message"]
+
+
+def test_a_file_search_is_streamed_before_its_message(client: OpenAI, notes: str) -> None:
+    tool: Any = {"type": "file_search", "vector_store_ids": [notes]}
+    with client.responses.stream(model="default", input=KEEPERS, temperature=0, tools=[tool]) as stream:
+        events = [*stream]
+        final = stream.get_final_response()
+    call = [f"response.file_search_call.{each}" for each in ("in_progress", "searching", "completed")]
+    item = ["response.output_item.added", *call, "response.output_item.done", "response.output_item.added"]
+    kinds = [event.type for event in events]
+    assert kinds[:8] == ["response.created", "response.in_progress", *item]
+    assert kinds.count("response.output_text.annotation.added") == 3
+    assert [event.sequence_number for event in events if hasattr(event, "sequence_number")] == [*range(len(events))]
+    whole = searched(client, notes)
+    assert final.output_text == whole.output_text and found(Response.model_validate(final.to_dict())) == found(whole)
+
+
+def test_a_file_search_goes_on_and_sees_what_its_key_sees(client: OpenAI, service: Inside, notes: str) -> None:
+    first = searched(client, notes)
+    turns: list[Any] = [{"role": "user", "content": KEEPERS}, *(each.to_dict() for each in first.output)]
+    more = ask(client, input=[*turns, {"role": "user", "content": "And Lydia?"}])
+    kept = ask(client, input="And Lydia?", previous_response_id=first.id)
+    assert more.usage and kept.usage and more.usage.input_tokens == kept.usage.input_tokens
+    for year, sees in ((1920, ["notes/mirel"]), (1999, None)):
+        _, key = service.core.control.create_key(DEFAULT_TENANT, Role.READ, bound={"year": year})
+        with official(service, key=key) as bound:
+            if sees is not None:
+                assert found(searched(bound, notes)) == sees
+                continue
+            with pytest.raises(openai.NotFoundError, match="vs_notes"):
+                searched(bound, notes)
+    with pytest.raises(openai.NotFoundError, match="vs_never"):
+        searched(client, "vs_never")
+    with pytest.raises(openai.BadRequestError, match="leave one of both out"):
+        searched(client, notes, more={"extra_body": {"collection": "notes"}})
+
+
 def test_langchain_speaks_responses(service: Inside) -> None:
     key = SecretStr(service.key)
     model = ChatOpenAI(

@@ -19,8 +19,12 @@ def messages_of(request: ResponseRequest) -> list[Json]:
     return [{"role": each.role, "content": each.text} for each in request.input]
 
 
-def chat_body(request: ResponseRequest, before: Sequence[Json] = ()) -> ChatRequest:
-    """The chat that the request stands for, behind messages of before. Raises Invalid for more than a chat may have."""
+def chat_body(request: ResponseRequest, before: Sequence[Json] = (), *, searched: str = "") -> ChatRequest:
+    """The chat that the request stands for, behind messages of before. `searched`: the collection that its tool names.
+
+    Raises Invalid for more than a chat may have.
+    """
+    _check_tools(request)
     said = [{"role": "system", "content": request.instructions}] if request.instructions else []
     messages = [*said, *before, *messages_of(request)]
     if len(messages) > MOST_ITEMS:
@@ -29,6 +33,8 @@ def chat_body(request: ResponseRequest, before: Sequence[Json] = ()) -> ChatRequ
             field="input",
         )
     fields = {name: getattr(request, name) for name in SAME & request.model_fields_set}
+    if searched:
+        fields["collection"] = searched
     return ChatRequest.model_validate(
         {
             **fields,
@@ -44,6 +50,13 @@ def chat_body(request: ResponseRequest, before: Sequence[Json] = ()) -> ChatRequ
 def in_own_fields(error: Invalid) -> Invalid:
     """What was refused of the chat, told of the response's field."""
     return Invalid(str(error), field=_OWN.get(error.field, error.field))
+
+
+def _check_tools(request: ResponseRequest) -> None:
+    if request.tool_choice not in (None, "none", "auto") and not request.tools:
+        raise Invalid("there are no tools to choose of: give some, or leave it out", field="tool_choice")
+    if request.file_search and request.collection:
+        raise Invalid("file_search names what is searched already: leave one of both out", field="collection")
 
 
 def _format(request: ResponseRequest) -> TextFormat | ObjectFormat | SchemaFormat | None:

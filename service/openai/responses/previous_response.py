@@ -8,7 +8,7 @@ from service.answers.events import Source
 from service.answers.kept_answers import KEPT_S, KeptAnswer
 from service.api.caller import Caller
 from service.errors import NotFound
-from service.openai.responses.response_bodies import ResponseBody
+from service.openai.responses.response_bodies import FileSearchCall, OutputItem, OutputMessage, ResponseBody
 
 
 def previous_response(by: Caller, response_id: str) -> KeptAnswer:
@@ -30,14 +30,20 @@ def kept_answer(
     response: ResponseBody, messages: Sequence[Json], *, sources: Iterable[Source], before: KeptAnswer | None
 ) -> KeptAnswer:
     """What is kept of a response to these messages: no passages. `before`: the response that it goes on from."""
-    said = {"role": "assistant", "content": "".join(part.text for item in response.output for part in item.content)}
+    items = [_without_passages(each) for each in response.output]
+    texts = [part.text for item in items if isinstance(item, OutputMessage) for part in item.content]
+    said = {"role": "assistant", "content": "".join(texts)}
     new = [json.dumps(each, ensure_ascii=False) for each in (*messages, said)]
     rests_on = {(each.passage.document, each.passage.id) for each in sources if each.passage}
     return KeptAnswer(
-        response.model_copy(update={"kvweave": None}).model_dump_json(),
+        response.model_copy(update={"kvweave": None, "output": items}).model_dump_json(),
         (*(before.messages if before else ()), *new),
         frozenset(rests_on | before.sources if before else rests_on),
     )
+
+
+def _without_passages(item: OutputItem) -> OutputItem:
+    return item.model_copy(update={"results": None}) if isinstance(item, FileSearchCall) else item
 
 
 def _is_seen(by: Caller, sources: frozenset[tuple[str, str]]) -> bool:

@@ -5,11 +5,12 @@ As there, what cannot change an answer is taken and ignored; what would be misse
 
 from typing import Annotated, Final, Literal, cast
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from service.api.fields import WHOLE, Strict
 from service.api.questions import NamedSchema, ObjectFormat, TextFormat
 from service.openai.request import Extras, Most, Neutral, Refused, Unused, not_served, texts_of
+from service.openai.responses.file_search import Choice, FileSearch, Tools
 from service.openai.sampling_fields import SamplingFields
 
 MOST_ITEMS: Final = 1000
@@ -17,6 +18,7 @@ MOST_METADATA: Final = 16
 
 _TEXTS: Final = ("input_text", "output_text")
 _LOGPROBS: Final = "message.output_text.logprobs"
+_RESULTS: Final = "file_search_call.results"
 
 Metadatum = Annotated[str, StringConstraints(max_length=512)]
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
@@ -60,20 +62,33 @@ class InputMessage(Strict):
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
+class PastSearch(BaseModel):
+    """A search of an answer before, which is not read: each answer searches anew."""
+
+    type: Literal["file_search_call"]
+
+
 def _items(given: object) -> object:
-    """The items that a text stands for, which is one message of the user. Other kinds get a sentence of their own."""
+    """The messages that are read; of a text, one of the user. Other kinds of items get a sentence of their own."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise ValueError("the input is a text, or a list of items such as {role: user, content: ...}")
+    read: list[object] = []
     for each in cast(list[object], given):
         kind = cast(dict[str, object], each).get("type", "message") if isinstance(each, dict) else each
-        if kind != "message":
+        if kind == "message":
+            read.append(cast(object, each))
+        elif kind != "file_search_call":
             raise ValueError(f"kvweave reads messages only, got an item of the type {str(kind)[:40]!r}: leave it out")
-    return cast(object, given)
+    return read
 
 
 Items = Annotated[list[InputMessage], Field(min_length=1, max_length=MOST_ITEMS)]
+GivenItems = Annotated[
+    list[InputMessage | PastSearch],
+    Field(max_length=MOST_ITEMS, json_schema_extra={"contains": {"properties": {"type": {"const": "message"}}}}),
+]
 
 
 class FlatSchema(NamedSchema):
@@ -100,7 +115,6 @@ class ResponseStreamOptions(Strict):
 class UnservedHere(Strict):
     """What is refused, but for the ways to say that it is not wanted."""
 
-    tools: Annotated[Refused, not_served("kvweave calls tools in chats alone: leave it out")] = None
     conversation: Annotated[Refused, not_served("kvweave keeps answers alone: use previous_response_id")] = None
     background: Annotated[Refused, not_served("kvweave answers at once or as a stream: leave it out")] = None
     prompt: Annotated[Refused, not_served("kvweave keeps no prompts: send its text as instructions")] = None
@@ -118,7 +132,7 @@ class ResponseRequest(Extras, SamplingFields, Neutral, UnservedHere):
     """Turns to answer."""
 
     model: str = Field(examples=["default"])
-    input: Annotated[Items, BeforeValidator(_items, json_schema_input_type=str | Items)] = Field(
+    input: Annotated[Items, BeforeValidator(_items, json_schema_input_type=str | GivenItems)] = Field(
         examples=["Where does Mira live?"]
     )
     previous_response_id: ResponseId | None = Field(None, description="The response that the input goes on from")
@@ -134,10 +148,21 @@ class ResponseRequest(Extras, SamplingFields, Neutral, UnservedHere):
     truncation: Annotated[Literal["disabled"] | None, BeforeValidator(_uncut)] = None
     reasoning: Unused = None
     max_tool_calls: Unused = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = Field(None, description="none searches nothing")
     parallel_tool_calls: Unused = None
+
+    @property
+    def file_search(self) -> FileSearch | None:
+        """What is searched for the answer."""
+        return self.tools[0] if self.tools and self.tool_choice != "none" else None
 
     @property
     def wants_logprobs(self) -> bool:
         """Whether the log probabilities of tokens are told."""
         return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+
+    @property
+    def shows_results(self) -> bool:
+        """Whether the item of a search has what was found."""
+        return _RESULTS in (self.include or ())

@@ -5,9 +5,20 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from service.openai.answer_bodies import Extra, TokenLogprob
+from service.openai.attribute_filters import Scalar
+from service.openai.responses.file_search import Choice, FileSearch
 from service.openai.responses.request import TextConfig
 
 EndStatus = Literal["completed", "incomplete"]
+
+
+class FileCitation(BaseModel):
+    """A file that the text may rest on. `index`: where in the text, which is its end."""
+
+    type: Literal["file_citation"] = "file_citation"
+    file_id: str
+    filename: str
+    index: int
 
 
 class OutputText(BaseModel):
@@ -15,7 +26,7 @@ class OutputText(BaseModel):
 
     type: Literal["output_text"] = "output_text"
     text: str
-    annotations: list[object] = Field(default_factory=list[object])
+    annotations: list[FileCitation] = Field(default_factory=list[FileCitation])
     logprobs: list[TokenLogprob] = Field(default_factory=list[TokenLogprob])
 
 
@@ -27,6 +38,29 @@ class OutputMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     status: Literal["in_progress"] | EndStatus
     content: list[OutputText]
+
+
+class FoundText(BaseModel):
+    """A passage that was found. `filename`: its document's title, or its id."""
+
+    file_id: str
+    filename: str
+    score: float
+    attributes: dict[str, Scalar]
+    text: str
+
+
+class FileSearchCall(BaseModel):
+    """The search of a vector store. `results`: where they are asked for."""
+
+    id: str
+    type: Literal["file_search_call"] = "file_search_call"
+    status: Literal["in_progress", "searching", "completed"]
+    queries: list[str]
+    results: list[FoundText] | None = None
+
+
+OutputItem = OutputMessage | FileSearchCall
 
 
 class InputTokens(BaseModel):
@@ -80,14 +114,14 @@ class ResponseBody(BaseModel):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage] = Field(default_factory=list[OutputMessage])
+    output: list[OutputItem] = Field(default_factory=list[OutputItem])
     parallel_tool_calls: bool = True
     previous_response_id: str | None
     store: bool
     temperature: float
     text: TextConfig
-    tool_choice: Literal["auto"] = "auto"
-    tools: list[dict[str, str]] = Field(default_factory=list[dict[str, str]])
+    tool_choice: Choice
+    tools: list[FileSearch]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -120,7 +154,14 @@ class ItemChanged(NumberedEvent):
     """An item of the output that began or ended."""
 
     output_index: int
-    item: OutputMessage
+    item: OutputItem
+
+
+class SearchChanged(NumberedEvent):
+    """A search that began, or is over."""
+
+    item_id: str
+    output_index: int
 
 
 class TextEvent(NumberedEvent):
@@ -142,6 +183,13 @@ class TextAdded(TextEvent):
 
     delta: str
     logprobs: list[TokenLogprob]
+
+
+class CitationAdded(TextEvent):
+    """A file that the text may rest on."""
+
+    annotation: FileCitation
+    annotation_index: int
 
 
 class TextDone(TextEvent):

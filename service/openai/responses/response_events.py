@@ -19,15 +19,23 @@ from service.openai.responses.response_bodies import (
     ResponseError,
     ResponseUsage,
 )
+from service.openai.responses.search_item import SearchItem
 from service.openai.responses.text_item import TextItem
 
 
 class ResponseEvents:
     """The events of one response, which grows with them. `keep` gets it and its sources when it has ended."""
 
-    def __init__(self, response: ResponseBody, keep: Callable[[ResponseBody, Sequence[Source]], None]) -> None:
+    def __init__(
+        self,
+        response: ResponseBody,
+        keep: Callable[[ResponseBody, Sequence[Source]], None],
+        *,
+        search: SearchItem | None = None,
+    ) -> None:
         self._response = response
         self._keep = keep
+        self._search = search
         self._numbers = count()
         self._sources: tuple[Source, ...] = ()
         self._item: TextItem | None = None
@@ -75,6 +83,8 @@ class ResponseEvents:
 
     def _said(self, delta: Delta) -> Iterator[NumberedEvent]:
         if self._item is None:
+            if self._search:
+                yield from self._search.events(self._response.output, self._sources, numbers=self._numbers)
             self._item = TextItem(self._response.output, self._numbers)
             yield from self._item.opening()
         logprobs = logprobs_of([delta])
@@ -86,7 +96,7 @@ class ResponseEvents:
             yield from self._said(Delta(finished.text))
         status = "incomplete" if is_cut else "completed"
         if self._item is not None:
-            yield from self._item.closing(status)
+            yield from self._item.closing(status, self._search.files(self._sources) if self._search else {})
         response = self._response
         response.status = status
         response.completed_at = None if is_cut else int(time.time())

@@ -12,6 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from service.answers.answer_request import AnswerRequest
 from service.answers.events import Source
+from service.answers.kept_answers import KeptAnswer
 from service.api.caller import By, Caller
 from service.api.questions import SecondsGiven, TextFormat
 from service.api.rendering import server_timing
@@ -24,6 +25,8 @@ from service.openai.responses.previous_response import kept_answer, previous_res
 from service.openai.responses.request import ResponseId, ResponseRequest, TextConfig
 from service.openai.responses.response_bodies import ResponseBody, ResponseDeleted
 from service.openai.responses.response_events import ResponseEvents
+from service.openai.responses.search_item import SearchItem
+from service.openai.stored_files import collection_for
 from service.openai.streams import streamed
 
 _ONE: Final = "/v1/responses/{response_id}"
@@ -70,8 +73,7 @@ async def _respond(by: Caller, body: ResponseRequest, *, request: Request, withi
     core, previous = by.core, body.previous_response_id
     check_model(core, body.model)
     before = await run_in_threadpool(previous_response, by, previous) if previous else None
-    chat = chat_body(body, [json.loads(each) for each in before.messages] if before else ())
-    ask = to_answer_request(chat, by.who, id=f"resp_{secrets.token_hex(24)}", defaults=Defaults.of(core))
+    ask = await run_in_threadpool(_asked, by, body, before=before)
 
     def keep(response: ResponseBody, sources: Sequence[Source]) -> None:
         if response.store:
@@ -79,11 +81,26 @@ async def _respond(by: Caller, body: ResponseRequest, *, request: Request, withi
             core.kept_answers.keep(by.who, response.id, answer=answer)
 
     events = core.pipeline.answer(replace(ask, within_s=within_s))
-    form = ResponseEvents(_begun(body, ask, model=core.model_name), keep)
+    search = SearchItem(ask.lookup, body.shows_results) if body.file_search and ask.lookup else None
+    form = ResponseEvents(_begun(body, ask, model=core.model_name), keep, search=search)
     if body.stream:
         return await streamed(request, events, form=form)
     response = await unless_gone(request, form.whole(events))
     return client_gone() if response is None else _whole(response)
+
+
+def _asked(by: Caller, body: ResponseRequest, *, before: KeptAnswer | None) -> AnswerRequest:
+    """What the pipeline is asked. Raises NotFound for a vector store that is not there, or not for this key."""
+    search, searched, defaults = body.file_search, "", Defaults.of(by.core)
+    if search:
+        with by.tenant.catalog.view() as view:
+            searched = collection_for(by, view, vector_store_id=search.vector_store_ids[0]).name
+        defaults = replace(defaults, top_k=search.max_num_results or defaults.top_k)
+    chat = chat_body(body, [json.loads(each) for each in before.messages] if before else (), searched=searched)
+    ask = to_answer_request(chat, by.who, id=f"resp_{secrets.token_hex(24)}", defaults=defaults)
+    if ask.lookup and search and search.filters:
+        return replace(ask, lookup=replace(ask.lookup, where=search.filters.to_filter()))
+    return ask
 
 
 def _begun(body: ResponseRequest, ask: AnswerRequest, *, model: str) -> ResponseBody:
@@ -99,6 +116,8 @@ def _begun(body: ResponseRequest, ask: AnswerRequest, *, model: str) -> Response
         store=body.store is not False,
         temperature=ask.sampling.temperature,
         text=TextConfig(format=(body.text and body.text.format) or TextFormat(type="text")),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,
         top_p=ask.sampling.top_p,
     )

@@ -1,13 +1,16 @@
 """The message of a response while it grows, and the events of that. Knows no other items."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from service.openai.answer_bodies import TokenLogprob
 from service.openai.responses.response_bodies import (
+    CitationAdded,
     EndStatus,
+    FileCitation,
     ItemChanged,
     NumberedEvent,
+    OutputItem,
     OutputMessage,
     OutputText,
     PartChanged,
@@ -19,7 +22,7 @@ from service.openai.responses.response_bodies import (
 class TextItem:
     """A message, the last item of `output` from its first event on. `numbers`: those of the response's events."""
 
-    def __init__(self, output: list[OutputMessage], numbers: Iterator[int]) -> None:
+    def __init__(self, output: list[OutputItem], numbers: Iterator[int]) -> None:
         self._output = output
         self._numbers = numbers
         self._index = len(output)
@@ -52,9 +55,10 @@ class TextItem:
         self._part.text = "".join(self._texts)
         self._message.status = status
 
-    def closing(self, status: EndStatus) -> Iterator[NumberedEvent]:
-        """The whole text, and the end of the item."""
+    def closing(self, status: EndStatus, files: Mapping[str, str]) -> Iterator[NumberedEvent]:
+        """The whole text with the files that it cites, and the end of the item. `files`: their names by their ids."""
         self.end(status)
+        yield from self._cited(files)
         yield TextDone(
             type="response.output_text.done",
             sequence_number=next(self._numbers),
@@ -65,6 +69,19 @@ class TextItem:
         )
         yield self._part_changed("response.content_part.done")
         yield self._changed("response.output_item.done")
+
+    def _cited(self, files: Mapping[str, str]) -> Iterator[CitationAdded]:
+        for file_id, filename in files.items():
+            citation = FileCitation(file_id=file_id, filename=filename, index=len(self._part.text))
+            self._part.annotations.append(citation)
+            yield CitationAdded(
+                type="response.output_text.annotation.added",
+                sequence_number=next(self._numbers),
+                item_id=self._message.id,
+                output_index=self._index,
+                annotation=citation,
+                annotation_index=len(self._part.annotations) - 1,
+            )
 
     def _part_changed(self, kind: str) -> PartChanged:
         return PartChanged(

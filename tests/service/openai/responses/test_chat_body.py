@@ -20,6 +20,7 @@ from tests.service.openai.served import CHUNK, READER, FakeCore, FakePipeline, a
 from tests.service.openai.test_request import DEFAULTS
 
 USER = {"role": "user", "content": "Where?"}
+SEARCH = {"type": "file_search", "vector_store_ids": ["vs_a"]}
 SCHEMA = {"name": "n", "schema": {"type": "null"}, "strict": True}
 
 
@@ -74,6 +75,8 @@ def refused(**more: object) -> dict[str, str]:
         ),
         ({"max_output_tokens": 5, "temperature": 0, "top_p": 0.5}, {"max_tokens": 5, "temperature": 0, "top_p": 0.5}),
         ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {}),
+        ({"input": [{"type": "file_search_call", "id": "fs_1", "queries": ["Who?"]}, USER]}, {}),
+        ({"tools": [SEARCH], "tool_choice": "none"}, {}),
         ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
         (
             {"text": {"format": {"type": "json_schema", **SCHEMA}}},
@@ -139,7 +142,18 @@ def test_null_is_the_same_as_nothing() -> None:
         ({"background": True}, "background", "at once or as a stream"),
         ({"previous_response_id": ""}, "previous_response_id", "at least 1"),
         ({"conversation": "conv_1"}, "conversation", "use previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "in chats alone"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "'web_search': leave it out"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools", "in chats alone"),
+        ({"tools": [SEARCH, SEARCH]}, "tools", "searches once"),
+        ({"tools": [{**SEARCH, "vector_store_ids": ["vs_a", "vs_b"]}]}, "tools[0].vector_store_ids", "got 2: give one"),
+        ({"tools": [{**SEARCH, "filters": {"type": "x"}}]}, "tools[0].filters", "'eq'"),
+        (
+            {"tools": [{**SEARCH, "ranking_options": {"score_threshold": 0.5}}]},
+            "tools[0].ranking_options.score_threshold",
+            "by its score",
+        ),
+        ({"tool_choice": "required"}, "tool_choice", "no tools to choose of"),
+        ({"tools": [SEARCH], "tool_choice": "none", "input": [{"type": "file_search_call"}]}, "input", "at least 1"),
         ({"prompt": {"id": "p"}}, "prompt", "as instructions"),
         ({"include": ["everything"]}, "include[0]", "output_text.logprobs"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a", "at most 512"),
