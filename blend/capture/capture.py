@@ -216,11 +216,8 @@ class _Capture:
 def _course(layers: ModelLayers) -> LayerRange:
     """The layers up to the last one that something is kept of."""
     last = layers.stored[-1]
-    return (
-        LayerRange(until=last, noted=layers.inputs)
-        if last in layers.inputs
-        else LayerRange(stop=last, noted=layers.inputs)
-    )
+    is_input = last in layers.inputs
+    return LayerRange(stop=None if is_input else last, until=last if is_input else None, noted=layers.inputs)
 
 
 def _name(dtype: torch.dtype) -> Dtype:

@@ -85,13 +85,14 @@ class Decoder:
         hooks = hooks or LayerHooks()
         fresh, replayed = (each.to(self.device) for each in (~replayed, replayed))
         own, theirs = slots.among(fresh), slots.among(replayed)
+        assert theirs is not None, "whoever replays nothing makes a pass"
         at, hidden, logits = 0, None, None
         for layers in self.model_layers.stretches:
             if own and at < layers.start:
                 course = LayerRange(at, hidden, keep=layers.start, until=layers.start)
                 _, hidden = self.prefill(context, own, ids=ids[fresh], layer_range=course, hooks=hooks)
             entering = None
-            if layers.start and theirs:
+            if layers.start:
                 hooks.before(layers.start)
                 held = whole(*context.part(layers.start, theirs.where))
                 entering = held.new_empty(1, len(slots), held.shape[-1])

@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from blend.engine.engine import Event
+from blend.errors import TokenizerError
+from blend.text.call_frame import CallFrame
 from service.answers.answer_request import AnswerRequest
 from service.answers.call_reader import CallReader
 from service.answers.fair_turns import FairTurns
+from service.errors import Invalid
 from service.model.grammar import CallBan, Constraint, Grammars, LateConstraint
 from service.model.served_model import ServedModel
 
@@ -30,12 +33,19 @@ class AnswerRules:
         """The processor of a request that has to call tools, or may, or whose answer obeys a schema."""
         schema, tools = ask.grammar, ask.own_tools
         if tools is not None and tools.calls is not None:
-            work = partial(self._grammars.calls, tools.calls, self._builder.call_frame)
+            work = partial(self._grammars.calls, tools.calls, self._frame)
         elif schema is not None:
             work = partial(self._grammars.processor, schema)
         else:
-            return CallBan(self._builder.call_frame) if tools else None
+            return CallBan(self._frame) if tools else None
         return await self._turns.run(ask.principal.tenant, work)
+
+    @property
+    def _frame(self) -> CallFrame:
+        try:
+            return self._builder.call_frame
+        except TokenizerError as error:
+            raise Invalid(str(error), field="tools") from error
 
     def reading(self, ask: AnswerRequest) -> Callable[[Event], Iterable[Event]]:
         """What is told in the place of an event of the engine, where an answer may call tools."""
