@@ -234,7 +234,7 @@ class _Fuse:
         kept: Tensor | None = None
         slots: Slots | None = None
         # All rows go through the last layer that has a state.
-        if any(layer >= last for layer in model_layers.states) or self._replayed.any():
+        if any(layer >= last for layer in model_layers.states) or self._selection.replayed:
             return self._to_the_end(rows | self._replayed, start=start, hidden=hidden)
         for slots, entering in self._pieces(rows, hidden):
             layer_range = LayerRange(start, entering, keep=resume, stop=last)
@@ -248,8 +248,8 @@ class _Fuse:
         logits: Tensor | None = None
         for slots, entering in self._pieces(rows, hidden):
             hooks = LayerHooks(self._finishing(slots, self._decoder.model_layers.keeping[-1]))
-            replayed = self._replayed[slots.index.cpu()]
-            if replayed.any():
+            replayed = self._replayed[slots.index.cpu()] if self._selection.replayed else None
+            if replayed is not None and replayed.any():
                 ids = self._ids[slots.index]
                 logits = self._decoder.replay(self._context, slots, ids=ids, replayed=replayed, hooks=hooks)
             else:

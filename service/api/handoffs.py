@@ -16,7 +16,7 @@ from service.answers.events import Finished, Report, Retrieved
 from service.api.caller import By, Caller
 from service.api.fields import Whole
 from service.api.questions import AskedQuestion, SamplingIn, to_answer_request
-from service.api.rendering import SourceOut, UsageOut, rendered_source, rendered_usage, server_timing
+from service.api.rendering import SourceOut, UsageOut, rendered_source, rendered_usage, timed_answer
 from service.api.streams import client_gone, unless_gone
 from service.vllm.handoff import LayerPart
 from service.vllm.handoff_receiver import HandoffReceiver
@@ -107,8 +107,7 @@ async def fuse(request: Request, wanted: FuseRequest, *, by: By) -> Response:
     answer = await unless_gone(request, _fused(wanted, by))
     if answer is None:
         return client_gone()
-    headers = {"Server-Timing": server_timing(answer.report.timings_ms)}
-    return Response(answer.model_dump_json(), media_type="application/json", headers=headers)
+    return timed_answer(answer, answer.report.timings_ms)
 
 
 async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:

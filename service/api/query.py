@@ -25,7 +25,7 @@ from service.answers.events import (
 from service.api.caller import By
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
 from service.api.questions import AskedQuestion, SamplingIn, SecondsGiven, to_answer_request
-from service.api.rendering import SourceOut, UsageOut, rendered_source, rendered_usage, server_timing
+from service.api.rendering import SourceOut, UsageOut, rendered_source, rendered_usage, timed_answer
 from service.api.streams import EventStream, client_gone, sse, unless_gone
 
 log = logging.getLogger(__name__)
@@ -87,8 +87,7 @@ async def query(request: Request, wanted: QueryRequest, *, by: By, within_s: Sec
     answer = await unless_gone(request, _answered(ask, events))
     if answer is None:
         return client_gone()
-    headers = {"Server-Timing": server_timing(answer.report.timings_ms)}
-    return Response(answer.model_dump_json(), media_type="application/json", headers=headers)
+    return timed_answer(answer, answer.report.timings_ms)
 
 
 @dataclass(frozen=True, slots=True)

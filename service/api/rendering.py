@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from fastapi import Response
 from pydantic import BaseModel
 
 from retriever.types import Passage
@@ -78,6 +79,12 @@ def rendered_usage(usage: Usage) -> UsageOut:
         reused_tokens=usage.reused,
         recomputed_tokens=usage.recomputed,
     )
+
+
+def timed_answer(answer: BaseModel, timings_ms: Mapping[str, float]) -> Response:
+    """The whole answer, with what its stages took in a header."""
+    headers = {"Server-Timing": server_timing(timings_ms)}
+    return Response(answer.model_dump_json(), media_type="application/json", headers=headers)
 
 
 def server_timing(timings_ms: Mapping[str, float]) -> str:

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from service.api.fields import OneOf, Strict, check_metadata
 from service.openai.attribute_filters import AttributeName, Scalar
+from service.openai.list_pages import ListBody
 from service.openai.vector_store_bodies import MOST_FILES, Chunking, ChunkSizes, FileCounts, FileId
 
 Purpose = Literal["assistants", "user_data"]
@@ -43,14 +44,10 @@ class FileObject(BaseModel):
     status_details: None = None
 
 
-class FileList(BaseModel):
+class FileList(ListBody):
     """A page of files."""
 
-    object: Literal["list"] = "list"
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class FileDeleted(BaseModel):
@@ -125,14 +122,10 @@ class VectorStoreFile(BaseModel):
     attributes: dict[str, Scalar]
 
 
-class VectorStoreFileList(BaseModel):
+class VectorStoreFileList(ListBody):
     """A page of the files of a vector store."""
 
-    object: Literal["list"] = "list"
     data: list[VectorStoreFile]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class VectorStoreFileDeleted(BaseModel):

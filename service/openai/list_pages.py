@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from fastapi import Depends, Query
+from pydantic import BaseModel
 
 from service.errors import NotFound
 
@@ -33,6 +34,15 @@ class FileCursor(Cursor):
 
 At = Annotated[Cursor, Depends()]
 AtFile = Annotated[FileCursor, Depends()]
+
+
+class ListBody(BaseModel):
+    """A page as it is sent, but for what it lists."""
+
+    object: Literal["list"] = "list"
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 @dataclass(frozen=True, slots=True)

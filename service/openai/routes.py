@@ -17,7 +17,7 @@ from service.api.caller import must_see
 from service.api.guards import BEARER, core_of, principal
 from service.api.problems import request_id_of
 from service.api.questions import SecondsGiven
-from service.api.rendering import server_timing
+from service.api.rendering import timed_answer
 from service.api.streams import client_gone, unless_gone
 from service.model.served_model import ServedModel
 from service.openai.answer_bodies import ChatCompletion, ErrorBody, Model, ModelList
@@ -111,24 +111,27 @@ def router() -> APIRouter:
 async def _complete(
     core: "Core", body: ChatRequest, *, request: Request, who: Principal, within_s: float | None
 ) -> Response:
-    check_model(core, body.model)
-    number = request_id_of(request.scope) or secrets.token_hex(12)
-    envelope = Envelope(f"chatcmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model))
+    envelope = _envelope(core, body.model, request=request, kind="chatcmpl")
     ask = replace(to_answer_request(body, who, id=envelope.id, defaults=Defaults.of(core)), within_s=within_s)
     events = core.pipeline.answer(ask)
     if not body.stream:
         answer = await unless_gone(request, completion(events, envelope))
-        return client_gone() if answer is None else _whole(answer)
+        return client_gone() if answer is None else timed_answer(answer, answer.kvweave.report.timings_ms)
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     return await streamed(request, events, form=Chunks(envelope, choices=ask.sampling.choices, with_usage=with_usage))
+
+
+def _envelope(core: "Core", model: str, *, request: Request, kind: str) -> Envelope:
+    """What each part of the answer says. Raises ModelNotFound for another model than the one that there is."""
+    check_model(core, model)
+    number = request_id_of(request.scope) or secrets.token_hex(12)
+    return Envelope(f"{kind}-{number}", int(time.time()), core.model_name, _fingerprint(core.model))
 
 
 async def _go_on(
     core: "Core", body: TextRequest, *, request: Request, who: Principal, within_s: float | None
 ) -> Response:
-    check_model(core, body.model)
-    number = request_id_of(request.scope) or secrets.token_hex(12)
-    envelope = Envelope(f"cmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model))
+    envelope = _envelope(core, body.model, request=request, kind="cmpl")
     asked = [
         core.pipeline.answer(replace(each, within_s=within_s))
         for each in body.asked(who, id=envelope.id, defaults=Defaults.of(core))
@@ -145,11 +148,6 @@ async def _go_on(
 async def _each(asked: Sequence[AsyncGenerator[Event]], envelope: Envelope) -> list[ChatCompletion]:
     """The answers, one after the other."""
     return [await completion(events, envelope) for events in asked]
-
-
-def _whole(answer: ChatCompletion) -> Response:
-    headers = {"Server-Timing": server_timing(answer.kvweave.report.timings_ms)}
-    return Response(answer.model_dump_json(), media_type="application/json", headers=headers)
 
 
 def _model(core: "Core", who: Principal) -> Model:

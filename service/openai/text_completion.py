@@ -120,15 +120,13 @@ class TextCompletion(BaseModel):
 
 def text_completion(body: TextRequest, answers: Sequence[ChatCompletion], *, envelope: Envelope) -> TextCompletion:
     """The whole answer, of one for each prompt."""
-    choices = [
-        _choice(
-            choice, index=len(answer.choices) * number + choice.index, before=body.prompts[number] * bool(body.echo)
-        )
-        for number, answer in enumerate(answers)
-        for choice in answer.choices
-    ]
-    for number, answer in enumerate(answers):
-        choices[len(answer.choices) * number].kvweave = answer.kvweave
+    choices = list[TextChoice]()
+    for prompt, answer in zip(body.prompts, answers, strict=True):
+        own = [_choice(each, index=len(choices) + each.index) for each in answer.choices]
+        for each in own if body.echo else ():
+            each.text = prompt + each.text
+        own[0].kvweave = answer.kvweave
+        choices += own
     return _enveloped(envelope, choices, usage=_sum([answer.usage for answer in answers]))
 
 
@@ -178,11 +176,9 @@ class TextChunks:
         return _data(_enveloped(self._envelope, [choice]))
 
 
-def _choice(choice: Choice, *, index: int, before: str) -> TextChoice:
-    text = before + (choice.message.content or "")
-    return TextChoice(
-        index=index, text=text, logprobs=_logprobs(choice.logprobs), finish_reason=_ended(choice.finish_reason)
-    )
+def _choice(choice: Choice, *, index: int) -> TextChoice:
+    text, reason = choice.message.content or "", _ended(choice.finish_reason)
+    return TextChoice(index=index, text=text, logprobs=_logprobs(choice.logprobs), finish_reason=reason)
 
 
 def _ended(reason: str) -> Literal["stop", "length"]:

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from retriever.filter_condition import condition
 from service.api.fields import WHOLE, CollectionName, Strict, Whole
 from service.openai.attribute_filters import AttributeFilter, Scalar
+from service.openai.list_pages import ListBody
 from service.openai.request import Refused, not_served
 
 MOST_FILES = 500
@@ -85,14 +86,10 @@ class VectorStore(BaseModel):
     metadata: dict[str, str] = Field(default_factory=dict[str, str])
 
 
-class VectorStoreList(BaseModel):
+class VectorStoreList(ListBody):
     """A page of vector stores."""
 
-    object: Literal["list"] = "list"
     data: list[VectorStore]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class VectorStoreDeleted(BaseModel):

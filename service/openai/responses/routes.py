@@ -15,7 +15,7 @@ from service.answers.events import Source
 from service.answers.kept_answers import KeptAnswer
 from service.api.caller import By, Caller
 from service.api.questions import SecondsGiven, TextFormat
-from service.api.rendering import server_timing
+from service.api.rendering import timed_answer
 from service.api.streams import client_gone, unless_gone
 from service.errors import Invalid
 from service.openai.defaults import Defaults, to_answer_request
@@ -86,7 +86,9 @@ async def _respond(by: Caller, body: ResponseRequest, *, request: Request, withi
     if body.stream:
         return await streamed(request, events, form=form)
     response = await unless_gone(request, form.whole(events))
-    return client_gone() if response is None else _whole(response)
+    if response is None:
+        return client_gone()
+    return timed_answer(response, response.kvweave.report.timings_ms if response.kvweave else {})
 
 
 def _asked(by: Caller, body: ResponseRequest, *, before: KeptAnswer | None) -> AnswerRequest:
@@ -120,11 +122,4 @@ def _begun(body: ResponseRequest, ask: AnswerRequest, *, model: str) -> Response
         tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,
         top_p=ask.sampling.top_p,
-    )
-
-
-def _whole(response: ResponseBody) -> Response:
-    timings = response.kvweave.report.timings_ms if response.kvweave else {}
-    return Response(
-        response.model_dump_json(), media_type="application/json", headers={"Server-Timing": server_timing(timings)}
     )
