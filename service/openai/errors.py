@@ -21,7 +21,7 @@ FORESEEN: Final[tuple[type[Exception], ...]] = (*KNOWN, RequestValidationError)
 _INVALID: Final = "invalid_request_error"
 _TYPES: Final = {403: "permission_error", 429: "rate_limit_error"}
 _UNREADABLE = re.compile("[\ud800-\udfff\x00]")
-_BRANCH = re.compile(r"(constrained-)?str|list\[.*\]")  # of a union, which pydantic tried
+_BRANCH = re.compile(r"(constrained-)?str|(list|type)\[.*\]")  # of a union, which pydantic tried
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ DOCUMENT = "letter/0"  # that is there
 MOST_TOKENS = 4
 
 CHATS = "POST /v1/((chat/)?completions|responses)"
+TOOLED = "POST /v1/(chat/completions|responses)"
 
 Rule = tuple[type[Failure], str, str]  # a check's failure, the operation, and what the answer says
 
@@ -44,8 +45,8 @@ UNSAYABLE: tuple[Rule, ...] = (
     # A schema knows of no generator.
     (RejectedPositiveData, "POST /v1/chat/completions", "one answer for a request"),
     (RejectedPositiveData, "POST /v1/chat/completions", "only vLLM obeys these"),
-    (RejectedPositiveData, "POST /v1/chat/completions", "either tools or a response_format"),
-    (RejectedPositiveData, "POST /v1/chat/completions", "with tools there are no logprobs"),
+    (RejectedPositiveData, TOOLED, "either tools or a response_format"),
+    (RejectedPositiveData, TOOLED, "with tools there are no logprobs"),
     (RejectedPositiveData, CHATS, "there are no tools to choose of"),
     (RejectedPositiveData, CHATS, "file_search names what is searched already"),
     (RejectedPositiveData, "POST /v1/chat/completions", "either response_format or structured_outputs"),
@@ -55,11 +56,11 @@ UNSAYABLE: tuple[Rule, ...] = (
     # Nor of an embedder.
     (RejectedPositiveData, "POST /v1/embeddings", "dimensions, not"),
     # Nor of a template, other fields, or JSON within a text.
-    (RejectedPositiveData, "POST /v1/chat/completions", "chat template knows no tools"),
-    (RejectedPositiveData, "POST /v1/chat/completions", "there is no tool"),
-    (RejectedPositiveData, "POST /v1/chat/completions", "two tools have the name"),
-    (RejectedPositiveData, "POST /v1/chat/completions", "the parameters of"),
-    (RejectedPositiveData, "POST /v1/chat/completions", "the arguments are"),
+    (RejectedPositiveData, TOOLED, "chat template knows no tools"),
+    (RejectedPositiveData, TOOLED, "there is no tool"),
+    (RejectedPositiveData, TOOLED, "two tools have the name"),
+    (RejectedPositiveData, TOOLED, "the parameters of"),
+    (RejectedPositiveData, TOOLED, "the arguments are"),
     # A schema knows of no vocabulary.
     (RejectedPositiveData, CHATS, "leave it out of logit_bias"),
     # Numbers beside 2**63 are the same to what generates them, which counts in doubles.

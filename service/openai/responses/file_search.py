@@ -22,23 +22,6 @@ def _unscored(given: float | None) -> float | None:
     return given
 
 
-def _served(given: object) -> object:
-    """The tools, where they are file_search alone. Other kinds get a sentence of their own."""
-    if not isinstance(given, list):
-        return given
-    tools = cast(list[object], given)
-    for each in tools:
-        kind = cast(dict[str, object], each).get("type") if isinstance(each, dict) else each
-        if kind != "file_search":
-            raise ValueError(
-                "kvweave serves file_search here, and calls functions in chats alone, got a tool of the type "
-                f"{str(kind)[:40]!r}: leave it out"
-            )
-    if len(tools) > 1:
-        raise ValueError(f"kvweave searches once for an answer, got {len(tools):,} of file_search: give one")
-    return tools
-
-
 class AnswerRanking(Strict):
     """How what is found is ordered, which is as in every search."""
 
@@ -62,13 +45,3 @@ class FileSearch(Strict):
     )
     filters: Filters | None = None
     ranking_options: AnswerRanking | None = None
-
-
-class ChosenSearch(Strict):
-    """The tool by its kind."""
-
-    type: Literal["file_search"]
-
-
-Tools = Annotated[list[FileSearch], Field(max_length=1), BeforeValidator(_served)]
-Choice = Literal["none", "auto", "required"] | ChosenSearch

@@ -8,7 +8,8 @@ from service.answers.events import Source
 from service.answers.kept_answers import KEPT_S, KeptAnswer
 from service.api.caller import Caller
 from service.errors import NotFound
-from service.openai.responses.response_bodies import FileSearchCall, OutputItem, OutputMessage, ResponseBody
+from service.openai.responses.chat_body import messages_of
+from service.openai.responses.response_bodies import CalledItem, FileSearchCall, OutputItem, ResponseBody
 
 
 def previous_response(by: Caller, response_id: str) -> KeptAnswer:
@@ -31,9 +32,8 @@ def kept_answer(
 ) -> KeptAnswer:
     """What is kept of a response to these messages: no passages. `before`: the response that it goes on from."""
     items = [_without_passages(each) for each in response.output]
-    texts = [part.text for item in items if isinstance(item, OutputMessage) for part in item.content]
-    said = {"role": "assistant", "content": "".join(texts)}
-    new = [json.dumps(each, ensure_ascii=False) for each in (*messages, said)]
+    said = messages_of(each for each in items if not isinstance(each, FileSearchCall) and not _is_cut_call(each))
+    new = [json.dumps(each, ensure_ascii=False) for each in (*messages, *said)]
     rests_on = {(each.passage.document, each.passage.id) for each in sources if each.passage}
     return KeptAnswer(
         response.model_copy(update={"kvweave": None, "output": items}).model_dump_json(),
@@ -44,6 +44,11 @@ def kept_answer(
 
 def _without_passages(item: OutputItem) -> OutputItem:
     return item.model_copy(update={"results": None}) if isinstance(item, FileSearchCall) else item
+
+
+def _is_cut_call(item: OutputItem) -> bool:
+    """Whether its arguments are JSON in part alone, from which nothing can go on."""
+    return isinstance(item, CalledItem) and item.status == "incomplete"
 
 
 def _is_seen(by: Caller, sources: frozenset[tuple[str, str]]) -> bool:

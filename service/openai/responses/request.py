@@ -3,20 +3,20 @@
 As there, what cannot change an answer is taken and ignored; what would be missed in it is refused with the reason.
 """
 
-from typing import Annotated, Final, Literal, cast
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from service.api.fields import WHOLE, Strict
 from service.api.questions import NamedSchema, ObjectFormat, TextFormat
-from service.openai.request import Extras, Most, Neutral, Refused, Unused, not_served, texts_of
-from service.openai.responses.file_search import Choice, FileSearch, Tools
+from service.openai.request import Extras, Most, Neutral, Refused, Unused, not_served
+from service.openai.responses.file_search import FileSearch
+from service.openai.responses.input_items import Items
+from service.openai.responses.tools import Choice, ChosenFunction, FlatFunction, Tools
 from service.openai.sampling_fields import SamplingFields
 
-MOST_ITEMS: Final = 1000
 MOST_METADATA: Final = 16
 
-_TEXTS: Final = ("input_text", "output_text")
 _LOGPROBS: Final = "message.output_text.logprobs"
 _RESULTS: Final = "file_search_call.results"
 
@@ -33,61 +33,6 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "message.input_image.image_url",
     "reasoning.encrypted_content",
-]
-
-
-class InputText(Strict):
-    """A part of a message."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: Unused = None
-    logprobs: Unused = None
-    prompt_cache_breakpoint: Unused = None
-
-
-class InputMessage(Strict):
-    """One turn of a chat."""
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[str | list[InputText], texts_of(*_TEXTS)] = Field(examples=["Where does Mira live?"])
-    id: Unused = None
-    status: Unused = None
-    phase: Unused = None
-
-    @property
-    def text(self) -> str:
-        """The text of all parts, a line for each."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-
-
-class PastSearch(BaseModel):
-    """A search of an answer before, which is not read: each answer searches anew."""
-
-    type: Literal["file_search_call"]
-
-
-def _items(given: object) -> object:
-    """The messages that are read; of a text, one of the user. Other kinds of items get a sentence of their own."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        raise ValueError("the input is a text, or a list of items such as {role: user, content: ...}")
-    read: list[object] = []
-    for each in cast(list[object], given):
-        kind = cast(dict[str, object], each).get("type", "message") if isinstance(each, dict) else each
-        if kind == "message":
-            read.append(cast(object, each))
-        elif kind != "file_search_call":
-            raise ValueError(f"kvweave reads messages only, got an item of the type {str(kind)[:40]!r}: leave it out")
-    return read
-
-
-Items = Annotated[list[InputMessage], Field(min_length=1, max_length=MOST_ITEMS)]
-GivenItems = Annotated[
-    list[InputMessage | PastSearch],
-    Field(max_length=MOST_ITEMS, json_schema_extra={"contains": {"properties": {"type": {"const": "message"}}}}),
 ]
 
 
@@ -132,9 +77,7 @@ class ResponseRequest(Extras, SamplingFields, Neutral, UnservedHere):
     """Turns to answer."""
 
     model: str = Field(examples=["default"])
-    input: Annotated[Items, BeforeValidator(_items, json_schema_input_type=str | GivenItems)] = Field(
-        examples=["Where does Mira live?"]
-    )
+    input: Items = Field(examples=["Where does Mira live?"])
     previous_response_id: ResponseId | None = Field(None, description="The response that the input goes on from")
     store: bool | None = Field(None, description="false keeps nothing of it")
     instructions: str | None = Field(None, description="A system prompt before all turns")
@@ -149,13 +92,23 @@ class ResponseRequest(Extras, SamplingFields, Neutral, UnservedHere):
     reasoning: Unused = None
     max_tool_calls: Unused = None
     tools: Tools | None = None
-    tool_choice: Choice | None = Field(None, description="none searches nothing")
-    parallel_tool_calls: Unused = None
+    tool_choice: Choice | None = Field(None, description="none searches nothing and calls nothing")
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def functions(self) -> list[FlatFunction]:
+        """The tools that are functions."""
+        return [each for each in self.tools or () if isinstance(each, FlatFunction)]
 
     @property
     def file_search(self) -> FileSearch | None:
-        """What is searched for the answer."""
-        return self.tools[0] if self.tools and self.tool_choice != "none" else None
+        """The tool that searches, if there is one."""
+        return next((each for each in self.tools or () if isinstance(each, FileSearch)), None)
+
+    @property
+    def search(self) -> FileSearch | None:
+        """What is searched for the answer: nothing where another tool, or none, is chosen."""
+        return None if self.tool_choice == "none" or isinstance(self.tool_choice, ChosenFunction) else self.file_search
 
     @property
     def wants_logprobs(self) -> bool:

@@ -6,8 +6,8 @@ from pydantic import BaseModel, Field
 
 from service.openai.answer_bodies import Extra, TokenLogprob
 from service.openai.attribute_filters import Scalar
-from service.openai.responses.file_search import Choice, FileSearch
 from service.openai.responses.request import TextConfig
+from service.openai.responses.tools import Choice, Tool
 
 EndStatus = Literal["completed", "incomplete"]
 
@@ -39,6 +39,22 @@ class OutputMessage(BaseModel):
     status: Literal["in_progress"] | EndStatus
     content: list[OutputText]
 
+    @property
+    def text(self) -> str:
+        """All that it says."""
+        return "".join(part.text for part in self.content)
+
+
+class CalledItem(BaseModel):
+    """A function that is to be called, with its arguments as text of JSON."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: Literal["in_progress"] | EndStatus = "in_progress"
+    call_id: str
+    name: str
+    arguments: str = ""
+
 
 class FoundText(BaseModel):
     """A passage that was found. `filename`: its document's title, or its id."""
@@ -60,7 +76,7 @@ class FileSearchCall(BaseModel):
     results: list[FoundText] | None = None
 
 
-OutputItem = OutputMessage | FileSearchCall
+OutputItem = OutputMessage | CalledItem | FileSearchCall
 
 
 class InputTokens(BaseModel):
@@ -115,13 +131,13 @@ class ResponseBody(BaseModel):
     metadata: dict[str, str]
     model: str
     output: list[OutputItem] = Field(default_factory=list[OutputItem])
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool
     temperature: float
     text: TextConfig
     tool_choice: Choice
-    tools: list[FileSearch]
+    tools: list[Tool]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -157,18 +173,33 @@ class ItemChanged(NumberedEvent):
     item: OutputItem
 
 
-class SearchChanged(NumberedEvent):
+class ItemEvent(NumberedEvent):
+    """An event of an item of the output."""
+
+    item_id: str
+    output_index: int
+
+
+class SearchChanged(ItemEvent):
     """A search that began, or is over."""
 
-    item_id: str
-    output_index: int
+
+class ArgumentsAdded(ItemEvent):
+    """More of a call's arguments."""
+
+    delta: str
 
 
-class TextEvent(NumberedEvent):
+class ArgumentsDone(ItemEvent):
+    """All of a call's arguments."""
+
+    name: str
+    arguments: str
+
+
+class TextEvent(ItemEvent):
     """An event of a text, which is the only part of its message."""
 
-    item_id: str
-    output_index: int
     content_index: int = 0
 
 

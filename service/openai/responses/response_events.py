@@ -5,10 +5,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import count
 
-from service.answers.events import Delta, Event, Finished, Retrieved, Source, Usage
+from service.answers.events import Delta, Event, Finished, MessageAdded, Retrieved, Source, Usage
 from service.api.streams import sse
+from service.openai.answer_bodies import AnsweredFunction, CallDelta, MessageDelta
 from service.openai.completion import extra_of, logprobs_of, reason_of
 from service.openai.errors import error_body
+from service.openai.responses.call_item import CallItem
 from service.openai.responses.response_bodies import (
     IncompleteDetails,
     InputTokens,
@@ -38,7 +40,9 @@ class ResponseEvents:
         self._search = search
         self._numbers = count()
         self._sources: tuple[Source, ...] = ()
-        self._item: TextItem | None = None
+        self._text: TextItem | None = None
+        self._calls: dict[int, CallItem] = {}  # by their numbers
+        self._open: TextItem | CallItem | None = None  # the item that came last
 
     async def whole(self, events: AsyncGenerator[Event]) -> ResponseBody:
         """The response when it has ended."""
@@ -62,8 +66,8 @@ class ResponseEvents:
 
     def failing(self, error: Exception) -> bytes:
         """The last event of a response that went wrong."""
-        if self._item is not None:
-            self._item.end("incomplete")
+        if self._open is not None:
+            self._open.end("incomplete")
         self._response.status = "failed"
         self._response.error = ResponseError(message=error_body(error).error.message)
         return self._changed("response.failed")
@@ -76,27 +80,56 @@ class ResponseEvents:
             case Delta():
                 if event.text or event.token:
                     yield from self._said(event)
+            case MessageAdded():
+                added = MessageDelta.model_validate(event.fields)
+                if added.content:
+                    yield from self._said(Delta(added.content))
+                for call in added.tool_calls or ():
+                    yield from self._called(call)
             case Finished():
                 yield from self._ended(event)
             case _:
                 pass
 
     def _said(self, delta: Delta) -> Iterator[NumberedEvent]:
-        if self._item is None:
-            if self._search:
-                yield from self._search.events(self._response.output, self._sources, numbers=self._numbers)
-            self._item = TextItem(self._response.output, self._numbers)
-            yield from self._item.opening()
+        if self._text is None:
+            yield from self._before_item()
+            files = self._search.files(self._sources) if self._search else {}
+            self._open = self._text = TextItem(self._response.output, self._numbers, files=files)
+            yield from self._text.opening()
         logprobs = logprobs_of([delta])
-        yield from self._item.said(delta.text, (logprobs and logprobs.content) or [])
+        yield from self._text.said(delta.text, (logprobs and logprobs.content) or [])
+
+    def _called(self, added: CallDelta) -> Iterator[NumberedEvent]:
+        function = added.function or AnsweredFunction()
+        call = self._calls.get(added.index)
+        if call is None:
+            yield from self._before_item()
+            call = CallItem(
+                self._response.output,
+                self._numbers,
+                call_id=added.id or f"call_{added.index}",
+                name=function.name or "",
+            )
+            self._open = self._calls[added.index] = call
+            yield from call.opening()
+        if function.arguments:
+            yield from call.said(function.arguments)
+
+    def _before_item(self) -> Iterator[NumberedEvent]:
+        """The search before the first item, and the end of the item before."""
+        if self._search and not self._response.output:
+            yield from self._search.events(self._response.output, self._sources, numbers=self._numbers)
+        if self._open is not None:
+            yield from self._open.closing("completed")
 
     def _ended(self, finished: Finished) -> Iterator[NumberedEvent]:
         is_cut = reason_of(finished.reason) == "length"
-        if finished.text or self._item is None:
+        if finished.text or self._open is None:
             yield from self._said(Delta(finished.text))
         status = "incomplete" if is_cut else "completed"
-        if self._item is not None:
-            yield from self._item.closing(status, self._search.files(self._sources) if self._search else {})
+        if self._open is not None:
+            yield from self._open.closing(status)
         response = self._response
         response.status = status
         response.completed_at = None if is_cut else int(time.time())

@@ -77,11 +77,11 @@ async def _respond(by: Caller, body: ResponseRequest, *, request: Request, withi
 
     def keep(response: ResponseBody, sources: Sequence[Source]) -> None:
         if response.store:
-            answer = kept_answer(response, messages_of(body), sources=sources, before=before)
+            answer = kept_answer(response, messages_of(body.input), sources=sources, before=before)
             core.kept_answers.keep(by.who, response.id, answer=answer)
 
     events = core.pipeline.answer(replace(ask, within_s=within_s))
-    search = SearchItem(ask.lookup, body.shows_results) if body.file_search and ask.lookup else None
+    search = SearchItem(ask.lookup, body.shows_results) if body.search and ask.lookup else None
     form = ResponseEvents(_begun(body, ask, model=core.model_name), keep, search=search)
     if body.stream:
         return await streamed(request, events, form=form)
@@ -93,7 +93,7 @@ async def _respond(by: Caller, body: ResponseRequest, *, request: Request, withi
 
 def _asked(by: Caller, body: ResponseRequest, *, before: KeptAnswer | None) -> AnswerRequest:
     """What the pipeline is asked. Raises NotFound for a vector store that is not there, or not for this key."""
-    search, searched, defaults = body.file_search, "", Defaults.of(by.core)
+    search, searched, defaults = body.search, "", Defaults.of(by.core)
     if search:
         with by.tenant.catalog.view() as view:
             searched = collection_for(by, view, vector_store_id=search.vector_store_ids[0]).name
@@ -114,6 +114,7 @@ def _begun(body: ResponseRequest, ask: AnswerRequest, *, model: str) -> Response
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         model=model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
         store=body.store is not False,
         temperature=ask.sampling.temperature,

@@ -20,11 +20,15 @@ from service.openai.responses.response_bodies import (
 
 
 class TextItem:
-    """A message, the last item of `output` from its first event on. `numbers`: those of the response's events."""
+    """A message, the last item of `output` from its first event on. `numbers`: those of the response's events.
 
-    def __init__(self, output: list[OutputItem], numbers: Iterator[int]) -> None:
+    `files`: the names of the files that it cites, by their ids.
+    """
+
+    def __init__(self, output: list[OutputItem], numbers: Iterator[int], *, files: Mapping[str, str]) -> None:
         self._output = output
         self._numbers = numbers
+        self._files = files
         self._index = len(output)
         self._message = OutputMessage(id=f"msg_{secrets.token_hex(16)}", status="in_progress", content=[])
         self._texts: list[str] = []
@@ -55,10 +59,10 @@ class TextItem:
         self._part.text = "".join(self._texts)
         self._message.status = status
 
-    def closing(self, status: EndStatus, files: Mapping[str, str]) -> Iterator[NumberedEvent]:
-        """The whole text with the files that it cites, and the end of the item. `files`: their names by their ids."""
+    def closing(self, status: EndStatus) -> Iterator[NumberedEvent]:
+        """The whole text with the files that it cites, and the end of the item."""
         self.end(status)
-        yield from self._cited(files)
+        yield from self._cited()
         yield TextDone(
             type="response.output_text.done",
             sequence_number=next(self._numbers),
@@ -70,8 +74,8 @@ class TextItem:
         yield self._part_changed("response.content_part.done")
         yield self._changed("response.output_item.done")
 
-    def _cited(self, files: Mapping[str, str]) -> Iterator[CitationAdded]:
-        for file_id, filename in files.items():
+    def _cited(self) -> Iterator[CitationAdded]:
+        for file_id, filename in self._files.items():
             citation = FileCitation(file_id=file_id, filename=filename, index=len(self._part.text))
             self._part.annotations.append(citation)
             yield CitationAdded(

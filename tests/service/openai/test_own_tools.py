@@ -75,6 +75,59 @@ def test_calls_that_are_wanted_are_made_and_what_tools_say_goes_on(inside: Insid
     assert went_on.choices[0].message.tool_calls is None
 
 
+def respond(inside: Inside, **more: object) -> Any:  # noqa: ANN401 - what the client gives has many forms
+    client: Any = openai.OpenAI(base_url=f"{inside.base_url}/v1", api_key=inside.key, max_retries=0)
+    tools = [{"type": "function", **each["function"]} for each in TOOLS]
+    asked = {"model": "default", "input": [ASKED], "tools": tools, "max_output_tokens": 700, **more}
+    create = client.responses.stream if asked.pop("streamed", False) else client.responses.create
+    return create(**asked, extra_body={"seed": 3})
+
+
+def called(answer: Any) -> list[tuple[str, str]]:  # noqa: ANN401
+    return [(each.name, each.arguments) for each in answer.output if each.type == "function_call"]
+
+
+def test_a_response_calls_as_the_chat_does_and_goes_on_as_it_does(inside: Inside) -> None:
+    one = {"tool_choice": "required", "parallel_tool_calls": False}
+    [choice], first = ask(inside, **one).choices, respond(inside, **one)
+    [call] = first.output
+    assert called(first) == [(each.function.name, each.function.arguments) for each in choice.message.tool_calls]
+    check(call.name, call.arguments)
+    said = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    free = {"tool_choice": "none", "max_output_tokens": 3}
+    kept = respond(inside, input=[said], previous_response_id=first.id, **free)
+    whole = respond(inside, input=[ASKED, call.to_dict(), said], **free)
+    made = {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    turns = [
+        ASKED,
+        {"role": "assistant", "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": call.call_id, "content": "sunny"},
+    ]
+    chat = ask(inside, messages=turns, tool_choice="none", max_tokens=3)
+    assert kept.output_text == whole.output_text == chat.choices[0].message.content
+    assert kept.usage.input_tokens == whole.usage.input_tokens == chat.usage.prompt_tokens
+    with pytest.raises(openai.BadRequestError, match="no tool 'nope'") as caught:
+        respond(inside, tool_choice={"type": "function", "name": "nope"})
+    assert caught.value.param == "tool_choice"
+
+
+def test_a_response_is_streamed_call_by_call(inside: Inside) -> None:
+    whole = respond(inside, tool_choice={"type": "function", "name": "get_weather"})
+    with respond(inside, tool_choice={"type": "function", "name": "get_weather"}, streamed=True) as stream:
+        events = [*stream]
+        final = stream.get_final_response()
+    assert called(final) == called(whole)
+    assert {name for name, _ in called(whole)} == {"get_weather"}
+    for index, (name, arguments) in enumerate(called(final)):
+        mine = [each for each in events if getattr(each, "output_index", None) == index]
+        deltas = [each.delta for each in mine if each.type == "response.function_call_arguments.delta"]
+        [done] = [each for each in mine if each.type == "response.function_call_arguments.done"]
+        assert "".join(deltas) == done.arguments == arguments
+        assert [mine[0].type, mine[-1].type] == ["response.output_item.added", "response.output_item.done"]
+        assert (mine[0].item.arguments, mine[-1].item.arguments) == ("", arguments)
+        check(name, arguments)
+
+
 def test_the_tool_that_is_named_is_called(inside: Inside) -> None:
     [choice] = ask(inside, tool_choice=NAMED).choices
     assert {call.function.name for call in choice.message.tool_calls} == {"get_weather"}

@@ -82,6 +82,23 @@ def test_the_official_client_reads_streamed_calls(pair: Pair) -> None:
     assert chunks[-1].kvweave["sources"]
 
 
+def test_a_response_calls_through_vllm_too_and_goes_on(pair: Pair) -> None:
+    tool = {"type": "function", **TOOL["function"]}
+    asked = {"model": "default", "input": QUESTION, "tools": [tool], "max_output_tokens": 16}
+    first = good(pair.client.post("/v1/responses", json=asked))
+    [call] = first["output"]
+    assert (call["call_id"], call["name"], call["arguments"]) == ("call-1", "look_up", '{"who": "Halio"}')
+    said = [{"type": "function_call_output", "call_id": "call-1", "output": "a badger"}]
+    more = {"input": said, "previous_response_id": first["id"]}
+    answer = good(pair.client.post("/v1/responses", json={**asked, **more}))
+    turns = pair.script.bodies[-1]["messages"]
+    assert turns[1:] == [
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call-1", "content": "a badger"},
+    ]
+    assert answer["output"][0]["content"][0]["text"] == "It says: a badger"
+
+
 def test_a_text_with_a_control_token_is_not_given_to_vllm(pair: Pair) -> None:
     asked = chatted(QUESTION, tools=[TOOL])
     described = {**TOOL, "function": {**TOOL["function"], "description": CONTROL}}

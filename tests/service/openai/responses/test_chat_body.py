@@ -21,7 +21,33 @@ from tests.service.openai.test_request import DEFAULTS
 
 USER = {"role": "user", "content": "Where?"}
 SEARCH = {"type": "file_search", "vector_store_ids": ["vs_a"]}
+LOOK = {"name": "f", "description": "Looks up.", "parameters": {"type": "object", "default": None}, "strict": True}
+NAMED = {"type": "function", "function": {"name": "f"}}
+SAID = {"role": "assistant", "content": "Wait."}
 SCHEMA = {"name": "n", "schema": {"type": "null"}, "strict": True}
+
+
+def called(name: str) -> dict[str, object]:
+    return {
+        "type": "function_call",
+        "call_id": name,
+        "name": "f",
+        "arguments": "{}",
+        "id": "fc_1",
+        "status": "completed",
+    }
+
+
+def gave(name: str) -> dict[str, object]:
+    return {
+        "type": "function_call_output",
+        "call_id": name,
+        "output": [{"type": "input_text", "text": t} for t in "12"],
+    }
+
+
+def made(name: str) -> dict[str, object]:
+    return {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def asked(**more: object) -> AnswerRequest:
@@ -77,6 +103,34 @@ def refused(**more: object) -> dict[str, str]:
         ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {}),
         ({"input": [{"type": "file_search_call", "id": "fs_1", "queries": ["Who?"]}, USER]}, {}),
         ({"tools": [SEARCH], "tool_choice": "none"}, {}),
+        (
+            {"tools": [{"type": "function", **LOOK}, SEARCH], "tool_choice": "required"},
+            {"tools": [{"type": "function", "function": LOOK}], "tool_choice": "required"},
+        ),
+        (
+            {"tools": [{"type": "function", **LOOK}], "tool_choice": {"type": "function", "name": "f"}},
+            {"tools": [{"type": "function", "function": LOOK}], "tool_choice": NAMED},
+        ),
+        (
+            {"tools": [{"type": "function", **LOOK}, SEARCH], "tool_choice": {"type": "file_search"}},
+            {"tools": [{"type": "function", "function": LOOK}], "tool_choice": "none"},
+        ),
+        (
+            {"tools": [{"type": "function", **LOOK}], "parallel_tool_calls": False},
+            {"tools": [{"type": "function", "function": LOOK}], "parallel_tool_calls": False},
+        ),
+        (
+            {"input": [USER, SAID, called("a"), called("b"), gave("a"), gave("b"), called("c"), gave("c")]},
+            {
+                "messages": [
+                    USER,
+                    {**SAID, "tool_calls": [made("a"), made("b")]},
+                    *({"role": "tool", "tool_call_id": each, "content": "1\n2"} for each in "ab"),
+                    {"role": "assistant", "tool_calls": [made("c")]},
+                    {"role": "tool", "tool_call_id": "c", "content": "1\n2"},
+                ]
+            },
+        ),
         ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
         (
             {"text": {"format": {"type": "json_schema", **SCHEMA}}},
@@ -143,7 +197,19 @@ def test_null_is_the_same_as_nothing() -> None:
         ({"previous_response_id": ""}, "previous_response_id", "at least 1"),
         ({"conversation": "conv_1"}, "conversation", "use previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools", "'web_search': leave it out"),
-        ({"tools": [{"type": "function", "name": "f"}]}, "tools", "in chats alone"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name", "Missing required"),
+        ({"tools": [{"type": "function", "name": "f", "x": 1}]}, "tools[0].x", "Unrecognized request argument"),
+        ({"tools": [{"type": "function", **LOOK}] * 2}, "tools", "two tools have the name 'f'"),
+        (
+            {"tools": [{"type": "function", **LOOK}], "tool_choice": {"type": "file_search"}},
+            "tool_choice",
+            "no tools",
+        ),
+        ({"tools": [SEARCH], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "no tools to choose of"),
+        ({"input": [USER, {**called("a"), "arguments": "{"}]}, "input", "the arguments are no JSON"),
+        ({"input": [{"type": "function_call_output", "output": ""}]}, "input[0].call_id", "Missing required"),
+        ({"input": [USER, {**gave("a"), "output": [{"type": "input_image"}]}]}, "input[1].output", "leave it out"),
+        ({"tools": [{"type": "function", **LOOK}], "top_logprobs": 1}, "top_logprobs", "with tools"),
         ({"tools": [SEARCH, SEARCH]}, "tools", "searches once"),
         ({"tools": [{**SEARCH, "vector_store_ids": ["vs_a", "vs_b"]}]}, "tools[0].vector_store_ids", "got 2: give one"),
         ({"tools": [{**SEARCH, "filters": {"type": "x"}}]}, "tools[0].filters", "'eq'"),

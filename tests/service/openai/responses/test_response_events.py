@@ -3,15 +3,28 @@
 import asyncio
 from collections.abc import Coroutine
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import openai
 import pytest
 from openai.types.responses import Response, ResponseFailedEvent, ResponseOutputText, ResponseStreamEvent
 
+from blend.text.template import MadeCall
+from service.answers.events import Event, Finished, MessageAdded
 from service.errors import Invalid, NotFound
 from store.errors import StoreUnavailable
-from tests.service.openai.served import MODEL, WORDS, FakeCore, FakePipeline, client, http, tale
+from tests.service.openai.served import (
+    MODEL,
+    OPENING,
+    REPORT,
+    USED,
+    WORDS,
+    FakeCore,
+    FakePipeline,
+    client,
+    http,
+    tale,
+)
 
 T = TypeVar("T")
 
@@ -173,6 +186,58 @@ def refusal(core: FakeCore, name: str) -> str:
     with pytest.raises(openai.NotFoundError) as caught:
         run(client(core).responses.retrieve(name))
     return caught.value.message
+
+
+CALLS: tuple[Event, ...] = tuple(
+    MessageAdded(each)
+    for each in (
+        {"role": "assistant", "content": ""},
+        {"content": "Let me "},
+        {"content": "look."},
+        {"tool_calls": [{"index": 0, "id": "Abcdef123", "type": "function", "function": {"name": "f"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
+        {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "g", "arguments": '{"c'}}]},
+    )
+)
+
+
+def core_calling(reason: Literal["length", "tool_calls"]) -> FakeCore:
+    return FakeCore(FakePipeline([*OPENING, *CALLS, Finished(reason, "", USED, REPORT)]))
+
+
+def test_a_text_and_calls_are_items_that_end_before_the_next_begins() -> None:
+    events = run(events_of(core_calling("tool_calls")))
+    added, done = "response.output_item.added", "response.output_item.done"
+    arguments = "response.function_call_arguments"
+    assert [event.type for event in events][4:] == [
+        *["response.output_text.delta"] * 2, *ENDING, added, *[f"{arguments}.delta"] * 2, f"{arguments}.done", done,
+        added, f"{arguments}.delta", f"{arguments}.done", done, "response.completed",
+    ]  # fmt: skip
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    ends = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [(each.output_index, each.name, each.arguments) for each in ends] == [(1, "f", '{"a": 1}'), (2, "g", '{"c')]
+    last = events[-1]
+    assert last.type == "response.completed"
+    message, *calls = last.response.output
+    assert message.type == "message" and last.response.output_text == "Let me look."
+    assert [each.call_id for each in calls if each.type == "function_call"] == ["Abcdef123", "b"]
+
+
+def test_a_call_that_is_cut_is_incomplete_and_nothing_goes_on_from_it() -> None:
+    core = core_calling("length")
+    first = ask(core)
+    assert [each.to_dict().get("status") for each in first.output] == ["completed", "completed", "incomplete"]
+    ask(
+        core,
+        input=[{"type": "function_call_output", "call_id": "Abcdef123", "output": "2"}],
+        previous_response_id=first.id,
+    )
+    turns = core.told.asked[-1].turns
+    assert [(each.role, each.text, each.answers) for each in turns] == [
+        ("user", "Where?", ""), ("assistant", "Let me look.", ""), ("tool", "2", "Abcdef123"),
+    ]  # fmt: skip
+    assert turns[1].calls == (MadeCall("Abcdef123", "f", {"a": 1}),)
 
 
 def test_the_wire_names_every_event_and_ends_with_the_last() -> None:

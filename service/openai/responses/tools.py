@@ -1,0 +1,69 @@
+"""The tools of a response as OpenAI's clients give them: functions, and one search. Calls and searches nothing."""
+
+from typing import Annotated, Literal, cast
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from service.api.fields import Strict
+from service.openai.request import Unused
+from service.openai.responses.file_search import FileSearch
+from service.openai.responses.input_items import kind_tag
+from service.openai.tools import MOST_TOOLS, Function, NamedFunction
+
+
+class FlatFunction(Function):
+    """A function that an answer may call."""
+
+    type: Literal["function"]
+    allowed_callers: Unused = None
+    defer_loading: Unused = None
+    output_schema: Unused = None
+
+
+class ChosenSearch(Strict):
+    """The search by its kind."""
+
+    type: Literal["file_search"]
+
+
+class ChosenFunction(NamedFunction):
+    """The function that the answer has to call."""
+
+    type: Literal["function"]
+
+
+def _served(given: object) -> object:
+    """The tools, where they are of kinds that are served. Others get a sentence of their own."""
+    if not isinstance(given, list):
+        return given
+    tools = cast(list[object], given)
+    kinds = [cast(dict[str, object], each).get("type") if isinstance(each, dict) else each for each in tools]
+    for kind in kinds:
+        if kind not in ("function", "file_search"):
+            raise ValueError(
+                f"kvweave serves functions and file_search, got a tool of the type {str(kind)[:40]!r}: leave it out"
+            )
+    if kinds.count("file_search") > 1:
+        raise ValueError(
+            f"kvweave searches once for an answer, got {kinds.count('file_search'):,} of file_search: give one"
+        )
+    return tools
+
+
+Tool = Annotated[
+    Annotated[FileSearch, Tag("type[file_search]")] | Annotated[FlatFunction, Tag("type[function]")],
+    Discriminator(kind_tag),
+]
+Tools = Annotated[
+    list[Tool],
+    Field(
+        max_length=MOST_TOOLS,
+        json_schema_extra={
+            "contains": {"properties": {"type": {"const": "file_search"}}},
+            "minContains": 0,
+            "maxContains": 1,
+        },
+    ),
+    BeforeValidator(_served),
+]
+Choice = Literal["none", "auto", "required"] | ChosenSearch | ChosenFunction
