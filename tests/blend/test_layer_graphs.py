@@ -156,7 +156,7 @@ def test_a_decoder_that_records_computes_the_same(model: LoadedModel, recorded: 
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
-@pytest.mark.parametrize("policy", [ASK, "ask/layers=1+2/check=2/times=3"])
+@pytest.mark.parametrize("policy", [pytest.param(ASK, marks=pytest.mark.long), "ask/layers=1+2/check=2/times=3"])
 def test_a_decoder_that_records_chooses_the_same_tokens(model: LoadedModel, policy: str) -> None:
     prefix, one, gap, other, question = draw(5, 9, 70, 5, 40, 12)
     prompt = Case(prefix, (), "hth", (one, gap, other), question).prompt(model)

@@ -89,12 +89,11 @@ def test_memory_of_a_context_that_is_gone_is_the_next_ones(monkeypatch: pytest.M
         assert address(largest - 1000) == address(largest) == first != kept.ctypes.data
 
 
-@pytest.mark.parametrize("tokens", [4096, LONGEST])
 @pytest.mark.parametrize("policy", ["hybrid", "full"])
 def test_a_fuse_takes_little_more_than_the_prompts_keys_and_values(
-    policy: str, tokens: int, readers: Readers, tmp_path: Path
+    policy: str, readers: Readers, tmp_path: Path
 ) -> None:
-    small, prompt = model("bfloat16"), corpus().prompt(tokens)
+    small, prompt = model("bfloat16"), corpus().prompt(LONGEST)
 
     sizes = _allocated(
         lambda: fused(small, prompt, order=BlendOrder(policy, 0.15), readers=readers), tmp_path / "trace"

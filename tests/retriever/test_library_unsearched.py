@@ -105,7 +105,7 @@ class World:
         return {hit.passage.text for hit in hits}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(steps)
 def test_what_is_embedded_and_found_is_what_stands_where_search_is_on(taken: Sequence[Step | Switch]) -> None:
     with TemporaryDirectory() as folder:

@@ -143,7 +143,7 @@ WRONG = [
     ("ask Who? --top-k many", "'--top-k'", ""),
     ("ask Who? --filter {", "--filter takes JSON such as", ""),
     ("ask Who? --url localhost", "--url 'localhost' is no address: write it as http://", ""),
-    ("search Who? --url http://127.0.0.1:9", "run kvweave serve", ""),
+    ("search Who? --url http://127.0.0.1:9", "no service answers at http://127.0.0.1:9: run kvweave serve", ""),
     ("search Who? --url http://host:many", "is no address", ""),
     ("serve --port 99999", "'--port'", ""),
     ("serve --host 192.0.2.1", "192.0.2.1 port 8000 cannot be bound", ""),

@@ -87,7 +87,11 @@ def test_vectors_of_the_embedder_before_serve_until_those_of_the_new_one_are_who
     tmp_path: Path, named: Callable[[str], Held], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.documents.ingest.EMBEDDED", 2)
-    named("org/old").may.set()
+    monkeypatch.setattr("service.documents.ingest.PAUSE_S", 0.1)
+    new = named("org/new")
+    new.refused = " "  # does not answer yet
+    for each in (named("org/old"), new):
+        each.may.set()
     with in_process(settings_in(tmp_path, embedder="org/old")) as inside, inside.client() as client:
         put_in(client, DOCUMENTS)
         before = wait_for_hits(client.post, BODY)
@@ -96,7 +100,7 @@ def test_vectors_of_the_embedder_before_serve_until_those_of_the_new_one_are_who
         [model] = good(client.get("/v1/models"))["data"]
         assert model["search_waits"] == f"vectors of 0 of {len(PASSAGES)} chunks are made"
         wait_for(lambda: "0%" in client.get("/readyz").json()["search_waits"], "the share is told")
-        named("org/new").may.set()
+        new.refused = ""
         wait_for(lambda: not good(client.get("/v1/models"))["data"][0]["search_waits"], "all vectors are made")
         assert wait_for_hits(client.post, BODY) != before, "scores of the new one"
 

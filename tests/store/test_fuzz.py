@@ -266,20 +266,19 @@ def sealed_cases(seed: int, count: int) -> int:
     return sum(survives(draw.choice(SEALED)(draw)) is not None for _ in range(count))
 
 
-@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("seed", range(3))
 def test_rot_is_a_bad_blob(seed: int) -> None:
     cases_of_rot(seed, 10_000)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_writer_of_valid_digests_gets_a_record_or_a_bad_blob(seed: int) -> None:
-    taken = sealed_cases(seed, 10_000)
+def test_a_writer_of_valid_digests_gets_a_record_or_a_bad_blob() -> None:
+    taken = sealed_cases(0, 10_000)
     assert 100 < taken < 9_900  # both answers are common, or the cases are not what they claim
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 130))
-def test_a_hundred_thousand_more_cases(seed: int) -> None:
+def test_a_hundred_thousand_cases(seed: int) -> None:
     cases_of_rot(seed, 70_000)
     sealed_cases(seed, 30_000)
 
@@ -342,7 +341,7 @@ def test_a_bomb_under_valid_digests_unpacks_to_no_more_than_a_frame_may() -> Non
 
 def test_no_sealed_case_holds_more_than_a_few_small_frames() -> None:
     draw = random.Random(5)
-    cases = [draw.choice(SEALED)(draw) for _ in range(3_000)]
+    cases = [draw.choice(SEALED)(draw) for _ in range(1_000)]
     assert max(peak_of(lambda data=data: survives(data)) for data in cases) < 1 << 20
 
 
