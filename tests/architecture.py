@@ -23,7 +23,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6189, "retriever": 8862, "blend": 8856, "service": 29718, "clients": 7313}
+BUDGET = {"store": 6189, "retriever": 8985, "blend": 8856, "service": 29718, "clients": 7313}
 
 RECORDS = (
     "store.blob",
@@ -58,6 +58,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "faiss": ("retriever", "tests"),
     "torch": ("blend", "retriever.embedders.encoder", "service", "clients.vllm-kvweave", "tests"),  # vLLM brings it
     "transformers": ("blend", "retriever.embedders.encoder", "service", "tests"),
+    **dict.fromkeys(["pypdfium2", "rapidocr"], ("retriever.readers.parse_scan", "tests")),
     "sentence_transformers": ("retriever.embedders.encoder", "tests"),
     "vllm": ("clients.vllm-kvweave",),
     **dict.fromkeys(["lmdb", "obstore"], ("store", "tests")),
