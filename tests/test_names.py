@@ -8,7 +8,7 @@ from tests.architecture import ROOT, broken, load
 from tests.names import misnamed_files, prepositions_first, shared_class_names
 from tests.test_architecture import written
 
-PARSED = ("csv", "docx", "eml", "epub", "html", "ipynb", "pdf", "pptx", "rst", "xlsx")
+PARSED = ("csv", "docx", "eml", "epub", "html", "ipynb", "pdf", "pptx", "rst", "scan", "xlsx")
 EXCUSED = {
     "service/api/cache.py": "named after the resource, as its routes are",
     "service/commands/stores.py": "named after what its commands look after",

@@ -12,6 +12,7 @@ from retriever.readers.jsonl import read_json, read_jsonl
 from retriever.readers.markdown import read_markdown
 from retriever.readers.mdx import read_mdx
 from retriever.readers.parsed import read_pages, read_parsed, read_text
+from retriever.readers.pdf import read_pdf
 from retriever.readers.reading import MAX_BYTES, Reading, ReadingProblem, UnreadableFile, megabytes, require_text
 from retriever.readers.source import LANGUAGES, read_source
 
@@ -27,7 +28,7 @@ _READERS: dict[str, Callable[[str, bytes], Reading]] = {
     ".mdx": read_mdx,
     ".rst": partial(read_text, parser="parse_rst"),
     **dict.fromkeys([".html", ".htm"], read_html),
-    ".pdf": partial(read_pages, parser="parse_pdf"),
+    ".pdf": read_pdf,
     ".docx": partial(read_parsed, parser="parse_docx"),
     ".pptx": partial(read_pages, parser="parse_pptx"),
     ".xlsx": partial(read_parsed, parser="parse_xlsx"),

@@ -35,9 +35,8 @@ def parse(content: bytes) -> Findings:
         texts += [text] if text else []
         problems += said
     book = "\n\n".join(texts)
-    return Findings(
-        (book,), problems, *(one_line(package.findtext(f".//{_TERMS}{name}", "")) for name in ("title", "creator"))
-    )
+    title, author = (one_line(package.findtext(f".//{_TERMS}{name}", "")) for name in ("title", "creator"))
+    return Findings((book,), problems, title=title, author=author)
 
 
 def _chapters(package: Element, folder: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pypdf import PasswordType, PdfReader
 from pypdf.errors import DependencyError, DeprecationError, PyPdfError
 
-from retriever.readers.serve import Findings, clean, one_line
+from retriever.readers.serve import Findings, clean, one_line, ranges
 
 # What a mangled file makes pypdf raise: its own errors are documented not to be all. MemoryError ends the parser.
 _BROKEN = (
@@ -28,7 +28,7 @@ _BROKEN = (
 
 
 def parse(content: bytes) -> Findings:
-    """One text per page, empty where a page has none; pages that cannot be read are problems."""
+    """One text per page, empty where a page has none: it may be a picture. Pages that cannot be read are problems."""
     try:
         reader = PdfReader(io.BytesIO(content))
         if reader.is_encrypted and reader.decrypt("") == PasswordType.NOT_DECRYPTED:
@@ -39,7 +39,9 @@ def parse(content: bytes) -> Findings:
     except _BROKEN as error:
         return Findings(problems=[f"the PDF is broken ({_named(error)}): print or save it as a new PDF"])
     texts = [page if isinstance(page, str) else "" for page in pages]
-    return Findings(texts, list(_problems(pages)), title=_entry(reader, "/Title"), author=_entry(reader, "/Author"))
+    blank = [number for number, page in enumerate(pages, 1) if page == ""]
+    title, author = (_entry(reader, key) for key in ("/Title", "/Author"))
+    return Findings(texts, list(_problems(pages)), blank=blank, title=title, author=author)
 
 
 def _pages(reader: PdfReader, count: int) -> Iterator[str | Exception]:
@@ -54,27 +56,10 @@ def _pages(reader: PdfReader, count: int) -> Iterator[str | Exception]:
 def _problems(pages: Sequence[str | Exception]) -> Iterator[str]:
     if not pages:
         yield "the PDF has no pages: print or save it as a new PDF"
-        return
-    blank = [number for number, page in enumerate(pages, 1) if page == ""]
     broken = {number: page for number, page in enumerate(pages, 1) if isinstance(page, Exception)}
-    if len(blank) == len(pages):
-        yield "none of its pages has text, so it is probably scanned: run it through text recognition (OCR) first"
-    elif blank:
-        yield f"page {_ranges(blank)} of {len(pages)} has no text: if it is scanned, run text recognition (OCR) first"
     if broken:
         first = next(iter(broken.values()))
-        yield f"page {_ranges(list(broken))} of {len(pages)} is broken ({_named(first)}): save it as a new PDF"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Writes page numbers as ranges: 1, 3-5, 9."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
+        yield f"page {ranges(list(broken))} of {len(pages)} is broken ({_named(first)}): save it as a new PDF"
 
 
 def _named(error: Exception) -> str:

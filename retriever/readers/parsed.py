@@ -14,7 +14,7 @@ _BETWEEN = "\n\n"
 
 def read_parsed(name: str, content: bytes, *, parser: str) -> Reading:
     """One draft of all pages, whose borders nobody asks for."""
-    answer = _asked(parser, content)
+    answer = asked(parser, content)
     return _reading(name, answer, text=_joined(answer).strip("\n"))
 
 
@@ -25,7 +25,11 @@ def read_text(name: str, content: bytes, *, parser: str) -> Reading:
 
 def read_pages(name: str, content: bytes, *, parser: str) -> Reading:
     """One draft that knows where its pages begin; those without text are left out of it."""
-    answer = _asked(parser, content)
+    return paged(name, asked(parser, content))
+
+
+def paged(name: str, answer: Findings) -> Reading:
+    """What a parser of pages found, as one draft."""
     pages: list[PageStart] = []
     start = 0
     for number, text in enumerate(answer.pages, 1):
@@ -35,7 +39,8 @@ def read_pages(name: str, content: bytes, *, parser: str) -> Reading:
     return _reading(name, answer, text=_joined(answer), pages=tuple(pages))
 
 
-def _asked(parser: str, content: bytes) -> Findings:
+def asked(parser: str, content: bytes) -> Findings:
+    """What the module of this name finds. Raises `UnreadableFile`."""
     return ask(f"{__package__}.{parser}", content)
 
 

@@ -39,12 +39,16 @@ class ParserRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The message: what a parser found. `pages`: the texts, one for a format without pages; `problems`: sentences."""
+    """The message: what a parser found. `pages`: the texts, one for a format without pages; `problems`: sentences.
+
+    `blank`: the numbers, from 1, of pages that were not read, as they may be pictures.
+    """
 
     pages: Sequence[str] = ()
     problems: list[str] = field(default_factory=list[str])
     title: str = ""
     author: str = ""
+    blank: list[int] = field(default_factory=list[int])
 
 
 def serve(parser: str, asking: Connection, *, idle_s: float) -> None:
@@ -126,6 +130,17 @@ def clean(text: str) -> str:
 def one_line(text: str) -> str:
     """A parser's text on one line: single spaces for all white space."""
     return " ".join(clean(text).split())
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers as people write them: 1, 3-5, 9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 if __name__ == "__main__":

@@ -209,13 +209,14 @@ def test_a_pdf_knows_where_its_pages_begin() -> None:
     )
 
 
-def test_pages_without_text_are_named_and_the_others_read() -> None:
+def test_pages_without_text_are_named_and_the_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retriever.readers.pdf.find_spec", lambda _: None)
     reading = read("a.pdf", pdf(["", "two", "", "", "five"]))
     (draft,) = reading.drafts
     assert (draft.text, draft.pages) == ("two\n\nfive", (PageStart(2, 0), PageStart(5, 5)))
     (problem,) = reading.problems
     assert "page 1, 3-4 of 5" in problem.reason
-    assert "OCR" in refused("scan.pdf", pdf(["", ""]))
+    assert "kvweave[ocr]" in refused("scan.pdf", pdf(["", ""]))
 
 
 def test_a_password_is_asked_for_only_where_there_is_one() -> None:

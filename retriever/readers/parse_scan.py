@@ -1,0 +1,82 @@
+"""PDF to the texts of pages that are pictures, inside a child process, by the models that the extra `ocr` brings along.
+
+A page takes seconds, so what is not reached in most of a parser's time is told, and what was reached is kept.
+"""
+
+# pypdfium2 and rapidocr are not typed to the end
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportArgumentType=false
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Protocol, cast
+
+from numpy import uint8
+from numpy.typing import NDArray
+from pypdfium2 import PdfBitmap, PdfDocument, PdfiumError, PdfPage
+from rapidocr import RapidOCR
+
+from retriever.readers.serve import Findings, clean
+
+_Picture = NDArray[uint8]
+SCAN_CPU_S, SCAN_WALL_S = 90.0, 220.0  # less than a parser has
+_DOTS = 150 / 72  # pixels a point
+_SIDE = 2000  # pixels at most
+_SETTINGS = {
+    "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+    "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+    "Global.log_level": "critical",
+    "Global.use_cls": False,  # no line stands on its head
+}
+
+
+class _Lines(Protocol):
+    """What was recognised: its lines, in order."""
+
+    def __len__(self) -> int: ...
+    def to_markdown(self) -> str: ...
+
+
+def parse(content: bytes) -> Findings:
+    """One text per page. `blank`: pages that cannot be drawn, or that time did not reach."""
+    try:
+        with PdfDocument(content) as document:
+            found = dict(_pages(document))
+            numbers = range(len(document))
+    except PdfiumError as error:
+        return Findings(problems=[f"the PDF cannot be drawn ({error}): save it as a new PDF"])
+    blank = [number + 1 for number in numbers if number not in found]
+    problems = ["it cannot be drawn, or reading the scan took too long: split the PDF"] if blank else []
+    return Findings([found.get(number, "") for number in numbers], problems, blank=blank)
+
+
+def _pages(document: PdfDocument) -> Iterator[tuple[int, str]]:
+    """What stands in each page, else what its picture shows."""
+    worked, started = time.process_time(), time.monotonic()
+    for number in range(len(document)):
+        try:
+            page = document[number]
+            text = page.get_textpage().get_text_bounded().strip()
+            if not text:
+                if time.process_time() - worked > SCAN_CPU_S or time.monotonic() - started > SCAN_WALL_S:
+                    continue
+                text = _scan(page)
+        except PdfiumError:
+            continue
+        yield number, clean(text).strip()
+
+
+def _scan(page: PdfPage) -> str:
+    """What a page that is a picture shows, in lines and paragraphs; nothing for one of one colour."""
+    scale = min(_DOTS, _SIDE / max(*page.get_size(), 1.0))
+    bitmap = cast(PdfBitmap, page.render(scale=scale))
+    picture = cast(_Picture, bitmap.to_numpy())
+    if picture.min() == picture.max():
+        return ""
+    lines = _recognizer()(picture)
+    return lines.to_markdown() if len(lines) else ""
+
+
+@cache
+def _recognizer() -> Callable[[_Picture], _Lines]:
+    return cast(Callable[[_Picture], _Lines], RapidOCR(params=_SETTINGS))
