@@ -284,24 +284,6 @@ def test_the_readme_leads_to_every_page() -> None:
     assert {page for page in pages if f"]({page})" not in README} == set()
 
 
-SAMPLE = """
-kvweave is a service; make sure it runs. See `KVWEAVE_STORE`, `GET /v1/jobs/{id}` and `kvweave ask "why"`.
-
-```
-$ make test ARGS=-x
-kvweave serve --json
-curl localhost:8000/v1/documents/handbook
-```
-"""
-
-
-def test_prose_is_not_read_as_code() -> None:
-    assert commands_in(SAMPLE) == {"ask", "serve"}
-    assert targets_in(SAMPLE) == {"test"}
-    assert settings_in(SAMPLE) == {"KVWEAVE_STORE"}
-    assert paths_in(SAMPLE) == {"/v1/jobs/{id}", "/v1/documents/handbook"}
-
-
 GONE = """
 ```
 KVWEAVE_PORT=1 kvweave keys create --tenant acme \\
@@ -338,17 +320,6 @@ def test_an_example_leads_to_an_endpoint_and_a_stale_one_does_not() -> None:
     assert is_served("/v1/jobs/{job_id}", endpoints)
     assert is_served("/v1/documents/handbook", endpoints)
     assert not is_served("/v1/documents/handbook/pages", endpoints)
-
-
-def test_nested_settings_are_named_in_full() -> None:
-    class Inner(BaseModel):
-        ratio: float = 0.15
-
-    class Outer(BaseModel):
-        store: str = ""
-        blend: Inner | None = None
-
-    assert set(environment_names(Outer, "X_")) == {"X_STORE", "X_BLEND__RATIO"}
 
 
 def test_the_example_runs(tmp_path: Path) -> None:

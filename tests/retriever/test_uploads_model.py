@@ -236,7 +236,7 @@ class UploadChanges(Changes):
             assert view.chunk_ids(1000) == sorted(uses)
 
 
-@pytest.mark.parametrize(("examples", "steps"), [(15, 25), pytest.param(200, 60, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("examples", "steps"), [(20, 25), pytest.param(200, 60, marks=pytest.mark.long)])
 def test_a_catalog_holds_the_uploads_that_its_changes_say(examples: int, steps: int) -> None:
     length = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
     run_state_machine_as_test(UploadChanges, settings=length)

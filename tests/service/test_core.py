@@ -42,7 +42,7 @@ from store.url import open_store
 from tests.service.checkpoints import checkpoint
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
-from tests.service.serving import Inside, Service, ask, good, in_process, put_in, settings_in, wait_for
+from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -261,13 +261,6 @@ def test_it_is_not_ready_while_the_model_loads_nor_when_the_store_does_not_answe
     finally:
         go.set()
         core.close()
-
-
-def test_a_model_that_does_not_load_ends_the_start_with_the_reason(tmp_path: Path) -> None:
-    service = Service(tmp_path, model="/nowhere")
-    service.start(ready=False)
-    assert service.process is not None and service.process.wait(120) == 2
-    assert "/nowhere" in service.text().splitlines()[-1] and "Traceback" not in service.text()
 
 
 def test_traces_to_no_url_end_the_start(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def numbers(_numbers: Iterator[int]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(changes=st.lists(steps, min_size=2, max_size=6))
 def test_both_hold_the_same_nodes_with_the_same_texts(
     client: Client,

@@ -261,7 +261,7 @@ def numbers(_numbers: Iterator[int]) -> Iterator[int]:
     return _numbers
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(STEPS, st.integers(0, 6)), max_size=6))
 def test_it_never_holds_what_it_should_not_whenever_the_line_is_cut(
     client: Client, service: Running, numbers: Iterator[int], steps: list[tuple[Step, int]]

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retriever.documents import chunk_id
-from service.access.principal import Role
 from service.api import guards
 from service.api.guards import parse
 from service.errors import TooLarge
@@ -315,10 +314,6 @@ def test_statistics_and_the_switch(operator: TestClient, as_key: Clients) -> Non
     assert operator.put("/v1/admin/blend", json={"enabled": False, "share": 0.5}).status_code == 200
     assert operator.get("/v1/admin/blend").json() == {"enabled": False, "share": 0.5}
     assert operator.put("/v1/admin/blend", json={"enabled": False, "share": 1.5}).status_code == 422
-
-
-def test_roles_have_labels() -> None:
-    assert [role.label for role in Role] == ["fetch", "read", "write", "admin"]
 
 
 def test_one_document_is_put_in_by_itself(operator: TestClient) -> None:

@@ -90,11 +90,6 @@ def test_the_interval_holds_the_true_mean_about_as_often_as_it_says() -> None:
     assert 88 <= sum(hits) < 100
 
 
-def test_the_same_numbers_have_the_same_interval() -> None:
-    values = numbers(0, 1, 1, 0, 1)
-    assert interval(values) == interval(values.copy())
-
-
 def test_the_interval_of_one_value_is_a_point_and_of_none_unknown() -> None:
     assert interval(numbers(0.25)) == interval(numbers(0.25, 0.25, 0.25)) == Interval(0.25, 0.25)
     unknown = interval(numbers())

@@ -114,11 +114,6 @@ def test_known_words_of_misses_stay() -> None:
     assert labels.miss(MissReason.NEWER_FORMAT) == "unsupported"
 
 
-def test_every_field_of_a_fingerprint_is_a_reason_of_its_own() -> None:
-    told = {labels.miss(MissReason(field)) for field in labels.FINGERPRINT_FIELDS}
-    assert told == {f"fingerprint_{field}" for field in labels.FINGERPRINT_FIELDS} == WORDS & told
-
-
 def test_a_store_out_of_reach_shows_as_itself() -> None:
     metrics = Metrics()
     away = Miss(MissReason.UNAVAILABLE, StoreUnavailable.__name__)
