@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final, cast, get_args
@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.datastructures import URL
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match, Router
 from starlette.types import Scope
 
 from blend.errors import Late
@@ -212,23 +212,32 @@ def _refused(request: Request, error: HTTPException) -> Failure:
     title = _TITLES.get(error.status_code, "The request is refused")
     path = URL(scope=request.scope).path[:80]
     if error.status_code == 405:
-        headers["Allow"] = ", ".join(allowed := _allowed(request))
+        headers["Allow"] = ", ".join(allowed := _allowed(request, path=path))
         return Failure(405, title, _cut(f"{path} takes {' and '.join(allowed)}"), headers=headers)
     if error.status_code == 404 and error.detail == "Not Found":
-        detail = _cut(f"{path} is no path of this service: /openapi.json lists all")
+        is_below = bool(_allowed(request, path=f"/v1{path}"))
+        remedy = "/openapi.json lists all" if not is_below else f"/v1{path} is one, so end a client's base URL in /v1"
+        detail = _cut(f"{path} is no path of this service: {remedy}")
         return Failure(404, title, detail, "unknown_url", headers=headers)
     return Failure(error.status_code, title, _cut(str(error.detail)), headers=headers)
 
 
-def _allowed(request: Request) -> list[str]:
-    """Every method that some route takes on this path; the framework tells those of the first alone."""
-    scope = {key: value for key, value in request.scope.items() if key != "path_params"}
+def _allowed(request: Request, *, path: str) -> list[str]:
+    """Every method that some route takes on a path; the framework tells those of the first alone."""
+    scope = {key: value for key, value in request.scope.items() if key != "path_params"} | {"path": path}
     found: set[str] = set()
-    for route in request.app.routes:
+    for route in _flat(request.app.routes):
         methods = cast(set[str] | None, getattr(route, "methods", None))
         if methods and route.matches(scope)[0] is not Match.NONE:
             found |= methods
     return sorted(found)
+
+
+def _flat(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
+    """All routes, those of routers that an application includes too."""
+    for route in routes:
+        inner = cast(Router | None, getattr(route, "original_router", None))
+        yield from (route,) if inner is None else _flat(inner.routes)
 
 
 def _cut(message: str) -> str:

@@ -89,6 +89,7 @@ class Part(Strict):
 
     type: Literal["text"]
     text: str
+    cache_control: Unused = None
 
 
 class Message(Strict):
@@ -103,6 +104,8 @@ class Message(Strict):
     name: Unused = None
     refusal: Annotated[Refused, not_served("kvweave writes no refusals: send what was said as content")] = None
     annotations: Unused = None
+    cache_control: Unused = None
+    reasoning_content: Unused = None
     audio: Annotated[Refused, not_served("kvweave reads text only: leave it out")] = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MOST_TOOLS)
     tool_call_id: str | None = Field(None, max_length=200)

@@ -52,6 +52,7 @@ class ToolCall(Strict):
     id: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     type: Literal["function"]
     function: CalledFunction
+    index: object = Field(None, exclude=True, description="Accepted and not used")  # of a stream's pieces
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool

@@ -163,3 +163,9 @@ def test_a_path_that_is_not_there_is_told_in_openais_form(path: str) -> None:
     response = run(http(core_telling(*WORDS)).post(f"/v1/{path}", json={}))
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error" and path in error["message"]
+
+
+def test_a_method_that_is_not_served_is_told_those_that_are() -> None:
+    response = run(http(core_telling(*WORDS)).patch("/v1/models"))
+    assert response.status_code == 405 and response.headers["allow"] == "GET"
+    assert response.json()["error"]["message"] == "/v1/models takes GET"
