@@ -116,23 +116,19 @@ class Scope:
     tenant: str
     chunk: str | None = None
     fingerprint: str | None = None
+    text: str = field(init=False, repr=False, compare=False)  # the spelling of the given parts, each followed by '/'
 
     def __post_init__(self) -> None:
         parts = (self.tenant, self.chunk, self.fingerprint)
         known = [part for part in parts if part is not None]
         if list(parts[: len(known)]) != known:
             raise KeyFormatError(f"a scope names its parts from the left without a gap: {self!r}")
-        _join(tuple(known))
+        object.__setattr__(self, "text", _join(tuple(known)) + "/")
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts that are given, from the left."""
         return tuple(p for p in (self.tenant, self.chunk, self.fingerprint) if p is not None)
-
-    @property
-    def text(self) -> str:
-        """The spelling of the given parts, each followed by '/'."""
-        return _join(self.parts) + "/"
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -180,7 +180,7 @@ class Engine(Protocol):
         """Compute records of chunks, when no request wants to be served, and for a share of the time at least.
 
         `before`: the ids between the prefix and each chunk; without it there are none. Those of several payers take
-        turns, by weight as requests do.
+        turns, by weight as requests do. What comes back may be cancelled: the turn at hand is the last one then.
         """
         ...
 

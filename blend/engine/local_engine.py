@@ -208,8 +208,7 @@ class LocalEngine:
                 for queued in [*self._waiting.removed(lambda _: True), *(answer.queued for answer in self._running)]:
                     queued.tell(Failed(error))
                 for job in self._captures.removed(lambda _: True):
-                    if job.may_run():
-                        job.result.set_exception(error)
+                    job.fail(error)
 
     def _loop(self) -> None:
         while True:
@@ -350,15 +349,14 @@ class LocalEngine:
 
     def _run_capture(self, job: Turns) -> None:
         """Computes so many passes of a job as its turn has time for; what is left waits for the next one."""
-        if not job.may_run():
+        if not job.is_wanted:
             return
         before, done = self._captured_s, 0
         self._slice_began, self._capturing = time.perf_counter(), job
         try:
             done = job.run(TURN_S)
         except Exception as error:
-            job.left.clear()
-            job.result.set_exception(error)
+            job.fail(error)
         finally:
             self._hold(0)
             self._capturing = None

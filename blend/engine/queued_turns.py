@@ -30,9 +30,16 @@ class QueuedTurns(Generic[T]):
     parts: dict[int, T] = field(default_factory=dict[int, T])
     result: Future[list[T]] = field(default_factory=Future[list[T]])
 
-    def may_run(self) -> bool:
-        """Whether it runs, or begins to now; not where it was cancelled."""
-        return self.result.running() or self.result.set_running_or_notify_cancel()
+    @property
+    def is_wanted(self) -> bool:
+        """Whether nobody cancelled it, which may happen between its turns too."""
+        return not self.result.cancelled()
+
+    def fail(self, error: Exception) -> None:
+        """Ends it with an error."""
+        self.left.clear()
+        if self.result.set_running_or_notify_cancel():
+            self.result.set_exception(error)
 
     def run(self, turn_s: float) -> int:
         """Computes so many passes as the time has room for, one at least; returns how many. Raises what they raise."""
@@ -40,7 +47,7 @@ class QueuedTurns(Generic[T]):
         numbers = [number for each in turn for number in each]
         self.parts |= zip(numbers, self.compute(numbers), strict=True)
         del self.left[: len(turn)]
-        if not self.left:
+        if not self.left and self.result.set_running_or_notify_cancel():
             self.result.set_result([self.parts[each] for each in range(len(self.parts))])
         return len(turn)
 

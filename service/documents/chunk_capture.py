@@ -4,7 +4,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -23,6 +23,7 @@ from store.record import Record, Tail
 BATCH_TOKENS = 4096
 BATCH_CHUNKS = 64
 PACKERS = min(8, max(1, (os.cpu_count() or 1) // 4))  # more would take the interpreter's lock from the model's thread
+LOOK_S = 0.5  # between two looks, while a batch is computed, whether it is still wanted
 ROUNDS = 3  # of a chunk that an older delete of the same text swept away while it was computed
 
 
@@ -85,7 +86,8 @@ class Purpose(Enum):
 
 
 class ChunkCapture:
-    """Computes chunks into one store. `wanted` is asked before each batch which of them are still worth computing.
+    """Computes chunks into one store. `wanted` is asked before each batch, and now and then while it is computed, which
+    of them are still worth it.
 
     The epoch is taken before: what is deleted after that is dropped by the store.
     """
@@ -127,17 +129,29 @@ class ChunkCapture:
             if still := self._wanted(batch):
                 flights.append(self._begun(still, epoch=epoch))
             if len(flights) > 1:
+                self._wait(flights)
                 yield from self._ended(flights.popleft(), pool=pool)
         while flights:
+            self._wait(flights)
             yield from self._ended(flights.popleft(), pool=pool)
+
+    def _wait(self, flights: Sequence[_Flight]) -> None:
+        """Waits for the first of them, and cancels those of which nothing is wanted any more."""
+        start = time.perf_counter()
+        first = flights[0].records
+        while not first.done() and wait([first], LOOK_S).not_done:
+            for flight in flights:
+                if not self._wanted(flight.batch):
+                    flight.records.cancel()
+        self.spent.compute += time.perf_counter() - start
 
     def _begun(self, batch: Sequence[CaptureItem], *, epoch: int) -> _Flight:
         return _Flight(epoch, batch, self._model.captured([item.chunk for item in batch], payer=batch[0].key.tenant))
 
     def _ended(self, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
-        start = time.perf_counter()
+        if flight.records.cancelled():
+            return
         error = flight.records.exception()
-        self.spent.compute += time.perf_counter() - start
         if error is None:
             yield from self._kept(flight, pool=pool)
         elif len(flight.batch) > 1:  # one of them may be at fault, or all together too large

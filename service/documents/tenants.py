@@ -65,6 +65,7 @@ class Tenant:
         self.model = caches.captures.model
         self.store = store
         self._sweeping = Lock()
+        self._together = 1  # scopes that the store deletes in a piece of time, as it was lately
         self._divided: tuple[frozenset[str], Iterator[StoredBlob]] = frozenset(), iter(())
 
     def serve(
@@ -232,11 +233,14 @@ class Tenant:
 
     def _delete(self, scopes: Sequence[Scope], *, until: float) -> bool:
         """Deletes these scopes, as many together as take no time. Returns whether all went. Raises StoreError."""
-        left, count = scopes, 1
+        left = scopes
         while left and (began := time.monotonic()) < until:
-            self.store.delete_all(left[:count])
-            left = left[count:]
-            count = 2 * count if time.monotonic() - began < _PIECE_S else 1
+            piece, left = left[: self._together], left[self._together :]
+            self.store.delete_all(piece)
+            if time.monotonic() - began > _PIECE_S:
+                self._together = max(1, self._together // 2)
+            elif len(piece) == self._together:
+                self._together *= 2
         return not left
 
     def _void(self) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -135,9 +136,8 @@ class MemoryStore(BlobStore):
             numbers = [*epochs] or [*range(first, first + len(scopes))]
             known = self._deletions[scopes[0].tenant]
             for number, scope in zip(numbers, scopes, strict=True):
-                known.append((time.time(), Deletion(number, scope)))
+                insort(known, (time.time(), Deletion(number, scope)), key=lambda row: row[1].epoch)
                 self._graves[scope.text] = max(number, self._graves.get(scope.text, 0))
-            known.sort(key=lambda row: row[1].epoch)
             for key in [key for key, kept in self._blobs.items() if self._is_dead(kept.blob)]:
                 self._forget(key)
         return numbers

@@ -300,3 +300,22 @@ def test_an_answer_ends_with_its_time_wherever_it_is() -> None:
         for asked in (decoding.wait(), waiting.wait(), Asked(to, EngineRequest(long, GREEDY, within_s=0.01)).wait()):
             assert isinstance(asked.error, Late) and "the time that it was given" in str(asked.error)
         assert Asked(to, EngineRequest(PLAIN, GREEDY)).wait().done.reason == "length"
+
+
+def test_of_what_is_cancelled_no_turn_is_computed_behind_the_one_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, begun = Held(), list[int]()
+
+    def part(number: int) -> None:
+        begun.append(number)
+        held.reached.set()
+        assert held.release.wait(60)
+
+    monkeypatch.setattr(local_engine, "TURN_S", 0.0)  # of one part
+    with engine(ours("llama")) as to:
+        work = to.compute([partial(part, number) for number in range(3)])
+        assert held.reached.wait(60)
+        is_cancelled = work.cancel()
+        held.release.set()
+        assert to.capture(PREFIX, [A]).result(60)[0].tokens == len(A)
+
+    assert is_cancelled and begun == [0]
