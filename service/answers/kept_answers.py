@@ -19,7 +19,7 @@ Owner = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer with the conversation up to it, each message as text of JSON.
+    """An answer with the conversation up to it, each message as text of JSON; the first `asked` of them it answers.
 
     `sources`: the documents and chunks, by their ids, that this or an earlier answer of the conversation rests on.
     """
@@ -27,6 +27,7 @@ class KeptAnswer:
     body: str
     messages: tuple[str, ...]
     sources: frozenset[tuple[str, str]] = frozenset()
+    asked: int = 0
 
     @property
     def nbytes(self) -> int:

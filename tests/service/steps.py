@@ -124,6 +124,7 @@ def asking(names: "Foreign") -> Iterator[Step]:
     yield Step("POST /v1/completions", body={"model": "default", "prompt": HIDDEN, "max_tokens": 3, "temperature": 0})
     yield Step("POST /v1/embeddings", body={"model": "default", "input": HIDDEN})
     yield Step("POST /v1/responses", body=response("Who keeps a heron?", previous_response_id=names.response))
+    yield Step(f"GET {RESPONSE}/input_items", {"response_id": names.response})
     for method in ("GET", "DELETE"):
         yield Step(f"{method} {RESPONSE}", {"response_id": names.response})
 

@@ -37,6 +37,7 @@ READ = {
     "POST /v1/embeddings",
     "POST /v1/responses",
     "GET /v1/responses/{response_id}",
+    "GET /v1/responses/{response_id}/input_items",
     "DELETE /v1/responses/{response_id}",
     "GET /v1/vector_stores",
     "GET /v1/vector_stores/{vector_store_id}",

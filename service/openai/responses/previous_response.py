@@ -33,13 +33,18 @@ def kept_answer(
     """What is kept of a response to these messages: no passages. `before`: the response that it goes on from."""
     items = [_without_passages(each) for each in response.output]
     said = messages_of(each for each in items if not isinstance(each, FileSearchCall) and not _is_cut_call(each))
-    new = [json.dumps(each, ensure_ascii=False) for each in (*messages, *said)]
+    asked = (*(before.messages if before else ()), *map(_as_text, messages))
     rests_on = {(each.passage.document, each.passage.id) for each in sources if each.passage}
     return KeptAnswer(
         response.model_copy(update={"kvweave": None, "output": items}).model_dump_json(),
-        (*(before.messages if before else ()), *new),
+        (*asked, *map(_as_text, said)),
         frozenset(rests_on | before.sources if before else rests_on),
+        len(asked),
     )
+
+
+def _as_text(message: Json) -> str:
+    return json.dumps(message, ensure_ascii=False)
 
 
 def _without_passages(item: OutputItem) -> OutputItem:

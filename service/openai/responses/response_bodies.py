@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from service.openai.answer_bodies import Extra, TokenLogprob
 from service.openai.attribute_filters import Scalar
+from service.openai.list_pages import ListBody
 from service.openai.responses.request import TextConfig
 from service.openai.responses.tools import Choice, Tool
 
@@ -151,6 +152,42 @@ class ResponseDeleted(BaseModel):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+class GivenText(BaseModel):
+    """The text of a message that a response answers."""
+
+    type: Literal["input_text"] = "input_text"
+    text: str
+
+
+class GivenMessage(BaseModel):
+    """A message that a response answers."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["user", "system", "developer"]
+    status: Literal["completed"] = "completed"
+    content: list[GivenText]
+
+
+class GivenOutput(BaseModel):
+    """What a function gave, which a response answers."""
+
+    id: str
+    type: Literal["function_call_output"] = "function_call_output"
+    status: Literal["completed"] = "completed"
+    call_id: str
+    output: str
+
+
+GivenItem = GivenMessage | OutputMessage | CalledItem | GivenOutput
+
+
+class GivenItems(ListBody):
+    """A page of what a response answers, with what was said before it."""
+
+    data: list[GivenItem]
 
 
 class NumberedEvent(BaseModel):

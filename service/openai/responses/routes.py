@@ -19,11 +19,13 @@ from service.api.rendering import timed_answer
 from service.api.streams import client_gone, unless_gone
 from service.errors import Invalid
 from service.openai.defaults import Defaults, to_answer_request
+from service.openai.list_pages import At
 from service.openai.model_check import check_model
 from service.openai.responses.chat_body import chat_body, in_own_fields, messages_of
+from service.openai.responses.given_items import given_items
 from service.openai.responses.previous_response import kept_answer, previous_response
 from service.openai.responses.request import ResponseId, ResponseRequest, TextConfig
-from service.openai.responses.response_bodies import ResponseBody, ResponseDeleted
+from service.openai.responses.response_bodies import GivenItems, ResponseBody, ResponseDeleted
 from service.openai.responses.response_events import ResponseEvents
 from service.openai.responses.search_item import SearchItem
 from service.openai.stored_files import collection_for
@@ -61,6 +63,11 @@ def add_responses(routes: APIRouter) -> None:
     def kept(by: By, response_id: ResponseId, *, stream: Literal["false"] | None = None) -> Response:  # pyright: ignore[reportUnusedFunction]
         del stream  # it has ended
         return Response(previous_response(by, response_id).body, media_type="application/json")
+
+    @routes.get(f"{_ONE}/input_items", summary="What a kept response answers, with what was said before it")
+    def given(by: By, response_id: ResponseId, *, at: At) -> GivenItems:  # pyright: ignore[reportUnusedFunction]
+        kept = previous_response(by, response_id)
+        return given_items(kept.messages[: kept.asked], at, name=response_id.removeprefix("resp_"))
 
     @routes.delete(_ONE, summary="Keep a response no more")
     def forget(by: By, response_id: ResponseId) -> ResponseDeleted:  # pyright: ignore[reportUnusedFunction]

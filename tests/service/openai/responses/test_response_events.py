@@ -188,6 +188,8 @@ def refusal(core: FakeCore, name: str) -> str:
     return caught.value.message
 
 
+USER = {"role": "user", "content": "Where?"}
+GAVE = {"type": "function_call_output", "call_id": "b", "output": "2"}
 CALLS: tuple[Event, ...] = tuple(
     MessageAdded(each)
     for each in (
@@ -197,7 +199,7 @@ CALLS: tuple[Event, ...] = tuple(
         {"tool_calls": [{"index": 0, "id": "Abcdef123", "type": "function", "function": {"name": "f"}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": '}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
-        {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "g", "arguments": '{"c'}}]},
+        {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "g", "arguments": '{"c": 2}'}}]},
     )
 )
 
@@ -216,7 +218,10 @@ def test_a_text_and_calls_are_items_that_end_before_the_next_begins() -> None:
     ]  # fmt: skip
     assert [event.sequence_number for event in events] == [*range(len(events))]
     ends = [event for event in events if event.type == "response.function_call_arguments.done"]
-    assert [(each.output_index, each.name, each.arguments) for each in ends] == [(1, "f", '{"a": 1}'), (2, "g", '{"c')]
+    assert [(each.output_index, each.name, each.arguments) for each in ends] == [
+        (1, "f", '{"a": 1}'),
+        (2, "g", '{"c": 2}'),
+    ]
     last = events[-1]
     assert last.type == "response.completed"
     message, *calls = last.response.output
@@ -238,6 +243,27 @@ def test_a_call_that_is_cut_is_incomplete_and_nothing_goes_on_from_it() -> None:
         ("user", "Where?", ""), ("assistant", "Let me look.", ""), ("tool", "2", "Abcdef123"),
     ]  # fmt: skip
     assert turns[1].calls == (MadeCall("Abcdef123", "f", {"a": 1}),)
+
+
+def test_what_a_response_answers_is_listed_with_what_was_said_before() -> None:
+    core = core_calling("tool_calls")
+    answers: Any = client(core).responses
+    first = ask(core, instructions="Be brief.", input=[{"role": "developer", "content": "Now."}, USER])
+    second = ask(core, input=[GAVE], previous_response_id=first.id)
+
+    async def listed(name: str, **more: object) -> list[dict[str, Any]]:
+        return [each.to_dict() async for each in answers.input_items.list(name, **more)]
+
+    shown = run(listed(first.id, order="asc"))
+    assert [(each["role"], each["content"][0]["text"]) for each in shown] == [("developer", "Now."), ("user", "Where?")]
+    whole = run(listed(second.id, order="asc"))
+    kinds = ["message", "message", "message", "function_call", "function_call", "function_call_output"]
+    assert [each["type"] for each in whole] == kinds and len({each["id"] for each in whole}) == len(kinds)
+    assert (whole[3]["call_id"], whole[4]["arguments"], whole[5]["output"]) == ("Abcdef123", '{"c": 2}', "2")
+    assert run(listed(second.id, limit=2)) == whole[::-1]  # page by page, the newest first
+    run(answers.delete(second.id))
+    with pytest.raises(openai.NotFoundError):
+        run(listed(second.id))
 
 
 def test_the_wire_names_every_event_and_ends_with_the_last() -> None:
