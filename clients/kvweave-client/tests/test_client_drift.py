@@ -89,7 +89,17 @@ LEFT_OUT: dict[str, set[str]] = {
     "RerankRequest": {"query"},
     "LookupRequest": {"after", "limit"},
     "ChatRequest": {"messages", "stream", "stream_options", "n", "max_completion_tokens"},
-    "Message": {"name", "refusal", "annotations", "audio", "tool_calls", "tool_call_id", "function_call"},
+    "Message": {
+        "name",
+        "refusal",
+        "annotations",
+        "audio",
+        "cache_control",
+        "reasoning_content",
+        "tool_calls",
+        "tool_call_id",
+        "function_call",
+    },
     # What pages say of a job besides, and who asks for chunks knows which of them are unknown.
     "JobDetail": {
         "id",
