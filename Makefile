@@ -115,7 +115,7 @@ fuzz: $(INSTALLED) ## the decoder on millions of mangled blobs, and the stores a
 
 # Under root, a part of the services stands on a disk that fills up and breaks.
 kills: $(INSTALLED) ## 200 services and 1,000 writers of catalogs and stores, killed at any instant
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m long -rP -n $(PROCESSES) tests/service/test_kill.py tests/retriever/test_kill.py \
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m long -rP -n $(PROCESSES) tests/service/test_kill.py tests/service/test_large_kill.py tests/retriever/test_kill.py \
 		tests/store/test_crash.py $(ARGS)
 
 replicas: $(INSTALLED) ## three services under load for ten minutes, while they, PostgreSQL and the S3 server fail
