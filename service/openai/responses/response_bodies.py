@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.openai.answer_bodies import Extra, TokenLogprob
 from service.openai.attribute_filters import Scalar
@@ -190,78 +190,10 @@ class GivenItems(ListBody):
     data: list[GivenItem]
 
 
-class NumberedEvent(BaseModel):
-    """An event of a stream, with its place among all."""
+class StreamEvent(BaseModel):
+    """An event of a stream, with its place among all; what it tells are fields besides, by its type."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: str
     sequence_number: int
-
-
-class ResponseChanged(NumberedEvent):
-    """A response that began or ended, by its status."""
-
-    response: ResponseBody
-
-
-class ItemChanged(NumberedEvent):
-    """An item of the output that began or ended."""
-
-    output_index: int
-    item: OutputItem
-
-
-class ItemEvent(NumberedEvent):
-    """An event of an item of the output."""
-
-    item_id: str
-    output_index: int
-
-
-class SearchChanged(ItemEvent):
-    """A search that began, or is over."""
-
-
-class ArgumentsAdded(ItemEvent):
-    """More of a call's arguments."""
-
-    delta: str
-
-
-class ArgumentsDone(ItemEvent):
-    """All of a call's arguments."""
-
-    name: str
-    arguments: str
-
-
-class TextEvent(ItemEvent):
-    """An event of a text, which is the only part of its message."""
-
-    content_index: int = 0
-
-
-class PartChanged(TextEvent):
-    """A text that began or ended."""
-
-    part: OutputText
-
-
-class TextAdded(TextEvent):
-    """More of a text."""
-
-    delta: str
-    logprobs: list[TokenLogprob]
-
-
-class CitationAdded(TextEvent):
-    """A file that the text may rest on."""
-
-    annotation: FileCitation
-    annotation_index: int
-
-
-class TextDone(TextEvent):
-    """All of a text."""
-
-    text: str
-    logprobs: list[TokenLogprob]

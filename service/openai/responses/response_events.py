@@ -3,26 +3,22 @@
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from itertools import count
 
 from service.answers.events import Delta, Event, Finished, MessageAdded, Retrieved, Source, Usage
 from service.api.streams import sse
 from service.openai.answer_bodies import AnsweredFunction, CallDelta, MessageDelta
 from service.openai.completion import extra_of, logprobs_of, reason_of
 from service.openai.errors import error_body
-from service.openai.responses.call_item import CallItem
 from service.openai.responses.response_bodies import (
     IncompleteDetails,
     InputTokens,
-    NumberedEvent,
     OutputTokens,
     ResponseBody,
-    ResponseChanged,
     ResponseError,
     ResponseUsage,
+    StreamEvent,
 )
-from service.openai.responses.search_item import SearchItem
-from service.openai.responses.text_item import TextItem
+from service.openai.responses.response_items import CallItem, EventNumbers, SearchItem, TextItem
 
 
 class ResponseEvents:
@@ -38,7 +34,7 @@ class ResponseEvents:
         self._response = response
         self._keep = keep
         self._search = search
-        self._numbers = count()
+        self._numbers = EventNumbers()
         self._sources: tuple[Source, ...] = ()
         self._text: TextItem | None = None
         self._calls: dict[int, CallItem] = {}  # by their numbers
@@ -54,15 +50,15 @@ class ResponseEvents:
 
     def opening(self) -> Iterator[bytes]:
         """The response as it is before the first token."""
-        yield self._changed("response.created")
-        yield self._changed("response.in_progress")
+        yield self._changed("created")
+        yield self._changed("in_progress")
 
     def of(self, event: Event) -> Iterator[bytes]:
         """The events that an event of the answer adds, often none."""
         for each in self._events(event):
             yield sse(each.type, each)
         if isinstance(event, Finished):
-            yield self._changed(f"response.{self._response.status}")
+            yield self._changed(self._response.status)
 
     def failing(self, error: Exception) -> bytes:
         """The last event of a response that went wrong."""
@@ -70,9 +66,9 @@ class ResponseEvents:
             self._open.end("incomplete")
         self._response.status = "failed"
         self._response.error = ResponseError(message=error_body(error).error.message)
-        return self._changed("response.failed")
+        return self._changed("failed")
 
-    def _events(self, event: Event) -> Iterator[NumberedEvent]:
+    def _events(self, event: Event) -> Iterator[StreamEvent]:
         """What happens to items of the output."""
         match event:
             case Retrieved():
@@ -91,7 +87,7 @@ class ResponseEvents:
             case _:
                 pass
 
-    def _said(self, delta: Delta) -> Iterator[NumberedEvent]:
+    def _said(self, delta: Delta) -> Iterator[StreamEvent]:
         if self._text is None:
             yield from self._before_item()
             files = self._search.files(self._sources) if self._search else {}
@@ -100,7 +96,7 @@ class ResponseEvents:
         logprobs = logprobs_of([delta])
         yield from self._text.said(delta.text, (logprobs and logprobs.content) or [])
 
-    def _called(self, added: CallDelta) -> Iterator[NumberedEvent]:
+    def _called(self, added: CallDelta) -> Iterator[StreamEvent]:
         function = added.function or AnsweredFunction()
         call = self._calls.get(added.index)
         if call is None:
@@ -116,14 +112,14 @@ class ResponseEvents:
         if function.arguments:
             yield from call.said(function.arguments)
 
-    def _before_item(self) -> Iterator[NumberedEvent]:
+    def _before_item(self) -> Iterator[StreamEvent]:
         """The search before the first item, and the end of the item before."""
         if self._search and not self._response.output:
             yield from self._search.events(self._response.output, self._sources, numbers=self._numbers)
         if self._open is not None:
             yield from self._open.closing("completed")
 
-    def _ended(self, finished: Finished) -> Iterator[NumberedEvent]:
+    def _ended(self, finished: Finished) -> Iterator[StreamEvent]:
         is_cut = reason_of(finished.reason) == "length"
         if finished.text or self._open is None:
             yield from self._said(Delta(finished.text))
@@ -139,7 +135,8 @@ class ResponseEvents:
         self._keep(response, self._sources)
 
     def _changed(self, kind: str) -> bytes:
-        return sse(kind, ResponseChanged(type=kind, sequence_number=next(self._numbers), response=self._response))
+        event = self._numbers.event(kind, response=self._response)
+        return sse(event.type, event)
 
 
 def _usage(usage: Usage) -> ResponseUsage:

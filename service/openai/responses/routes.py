@@ -27,7 +27,7 @@ from service.openai.responses.previous_response import kept_answer, previous_res
 from service.openai.responses.request import ResponseId, ResponseRequest, TextConfig
 from service.openai.responses.response_bodies import GivenItems, ResponseBody, ResponseDeleted
 from service.openai.responses.response_events import ResponseEvents
-from service.openai.responses.search_item import SearchItem
+from service.openai.responses.response_items import SearchItem
 from service.openai.stored_files import collection_for
 from service.openai.streams import streamed
 
