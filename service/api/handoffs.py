@@ -4,7 +4,6 @@ import asyncio
 import secrets
 import time
 import zlib
-from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Annotated
 
@@ -12,7 +11,8 @@ from fastapi import Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.answers.events import Finished, Report, Retrieved
+from service.answers.events import Report
+from service.answers.whole_answer import whole_answer
 from service.api.caller import By, Caller
 from service.api.fields import Whole
 from service.api.questions import AskedQuestion, SamplingIn, to_answer_request
@@ -117,16 +117,8 @@ async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
     ask = replace(ask, receiver=receiver, id=f"fuse-{secrets.token_hex(12)}")
     is_told = False
     try:
-        sources: list[SourceOut] = []
-        end: Finished | None = None
-        async with aclosing(by.core.pipeline.answer(ask)) as events:
-            async for event in events:
-                if isinstance(event, Retrieved):
-                    sources = [rendered_source(each) for each in event.sources]
-                elif isinstance(event, Finished):
-                    end = event
-        assert end is not None, "the pipeline ended without a prompt"
-        is_told = True
+        whole = await whole_answer(by.core.pipeline.answer(ask))
+        end, is_told = whole.end, True
         sharing = f"{end.report.policy} {end.report.ratio} {ask.session_of_key}" if ask.session else ""
         params = HandoverParams(
             handle=receiver.lease.handle, tokens=len(receiver.lease.handoff.ids), digest=receiver.lease.handoff.digest
@@ -139,7 +131,7 @@ async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
             digest=params.digest,
             lease_s=handoffs.lease_s,
             kv_transfer_params={"kvweave": params},
-            sources=sources,
+            sources=[rendered_source(each) for each in whole.sources],
             usage=rendered_usage(end.usage),
             report=end.report,
         )

@@ -22,6 +22,7 @@ from service.answers.events import (
     Report,
     Retrieved,
 )
+from service.answers.whole_answer import WholeAnswer, whole_answer
 from service.api.caller import By
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
 from service.api.questions import AskedQuestion, SamplingIn, SecondsGiven, to_answer_request
@@ -84,10 +85,8 @@ async def query(request: Request, wanted: QueryRequest, *, by: By, within_s: Sec
     if wanted.stream:
         opened = await unless_gone(request, _opened(events))
         return EventStream(_streamed(ask, opened, request_id=request_id_of(request.scope))) if opened else client_gone()
-    answer = await unless_gone(request, _answered(ask, events))
-    if answer is None:
-        return client_gone()
-    return timed_answer(answer, answer.report.timings_ms)
+    whole = await unless_gone(request, whole_answer(events))
+    return client_gone() if whole is None else timed_answer(_answer(ask, whole), whole.end.report.timings_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,54 +109,25 @@ async def _opened(events: Events) -> _Opened:
             await events.aclose()
 
 
-async def _answered(ask: AnswerRequest, events: Events) -> QueryAnswer:
-    partial = _PartialAnswer(ask)
-    async with aclosing(events):
-        async for event in events:
-            partial.add(event)
-    return partial.answer()
-
-
-class _PartialAnswer:
-    """What an answer has told so far."""
-
-    def __init__(self, ask: AnswerRequest) -> None:
-        self._ask = ask
-        self._sources: list[SourceOut] = []
-        self._texts: list[str] = []
-        self._end: Finished | None = None
-
-    def add(self, event: Event) -> None:
-        match event:
-            case Retrieved():
-                self._sources = [rendered_source(each) for each in event.sources]
-            case Delta(text=text):
-                self._texts.append(text)
-            case Finished():
-                self._texts.append(event.text)
-                self._end = event
-            case _:
-                pass
-
-    def answer(self) -> QueryAnswer:
-        assert self._end is not None, "the pipeline ended without an end"
-        assert self._end.reason != "tool_calls", "tools are not asked for here"
-        return QueryAnswer(
-            id=self._ask.id,
-            answer="".join(self._texts),
-            finish_reason=self._end.reason,
-            sources=self._sources,
-            usage=rendered_usage(self._end.usage),
-            report=self._end.report,
-        )
+def _answer(ask: AnswerRequest, whole: WholeAnswer) -> QueryAnswer:
+    end = whole.end
+    assert end.reason != "tool_calls", "tools are not asked for here"
+    return QueryAnswer(
+        id=ask.id,
+        answer=whole.text,
+        finish_reason=end.reason,
+        sources=[rendered_source(each) for each in whole.sources],
+        usage=rendered_usage(end.usage),
+        report=end.report,
+    )
 
 
 async def _streamed(ask: AnswerRequest, opened: _Opened, *, request_id: str) -> AsyncGenerator[bytes]:
-    partial = _PartialAnswer(ask)
+    whole = WholeAnswer()
     async with aclosing(opened.others):
         try:
             async for event in _all_of(opened):
-                partial.add(event)
+                whole.add(event)
                 for name, content in _rendered(ask, event):
                     yield sse(name, content)
         except Exception as error:
@@ -166,7 +136,7 @@ async def _streamed(ask: AnswerRequest, opened: _Opened, *, request_id: str) -> 
                 raise
             log.warning("an answer ended early", extra={"reason": type(error).__name__})
             return
-    yield sse("done", partial.answer())
+    yield sse("done", _answer(ask, whole))
 
 
 async def _all_of(opened: _Opened) -> AsyncIterator[Event]:

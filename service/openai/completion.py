@@ -1,7 +1,6 @@
 """Renders events as what OpenAI's clients read: one answer, or chunks of it as server-sent events. Knows no request."""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -17,6 +16,7 @@ from service.answers.events import (
     TopToken,
     Usage,
 )
+from service.answers.whole_answer import Piece, WholeAnswer
 from service.api.rendering import rendered_source
 from service.errors import Unavailable
 from service.openai.answer_bodies import (
@@ -53,22 +53,18 @@ class Envelope:
     fingerprint: str
 
 
-async def completion(events: AsyncGenerator[Event], envelope: Envelope) -> ChatCompletion:
+def completion(answer: WholeAnswer, envelope: Envelope) -> ChatCompletion:
     """The whole answer."""
-    sources: tuple[Source, ...] = ()
-    pieces: list[Delta | MessageAdded | ChoiceFinished] = []
-    async with aclosing(events):
-        async for event in events:
-            match event:
-                case Retrieved():
-                    sources = event.sources
-                case Delta() | MessageAdded() | ChoiceFinished():
-                    pieces.append(event)
-                case Finished():
-                    return _completion(envelope, pieces, finished=event, sources=sources)
-                case _:
-                    pass
-    raise AssertionError("the events ended without the last of them")
+    ends = [*(each for each in answer.pieces if isinstance(each, ChoiceFinished)), answer.end]
+    return ChatCompletion(
+        id=envelope.id,
+        created=envelope.created,
+        model=envelope.model,
+        system_fingerprint=envelope.fingerprint,
+        choices=[_choice(each, answer.pieces) for each in sorted(ends, key=lambda end: end.choice)],
+        usage=usage_of(answer.end.usage),
+        kvweave=extra_of(answer.end, answer.sources),
+    )
 
 
 class Chunks:
@@ -159,29 +155,9 @@ def usage_of(usage: Usage) -> CompletionUsage:
     )
 
 
-def _completion(
-    envelope: Envelope,
-    pieces: Sequence[Delta | MessageAdded | ChoiceFinished],
-    *,
-    finished: Finished,
-    sources: tuple[Source, ...],
-) -> ChatCompletion:
-    ends = [*(each for each in pieces if isinstance(each, ChoiceFinished)), finished]
-    deltas = [each for each in pieces if isinstance(each, Delta | MessageAdded)]
-    return ChatCompletion(
-        id=envelope.id,
-        created=envelope.created,
-        model=envelope.model,
-        system_fingerprint=envelope.fingerprint,
-        choices=[_choice(each, deltas) for each in sorted(ends, key=lambda end: end.choice)],
-        usage=usage_of(finished.usage),
-        kvweave=extra_of(finished, sources),
-    )
-
-
-def _choice(ended: ChoiceFinished | Finished, deltas: Sequence[Delta | MessageAdded]) -> Choice:
-    own = [delta for delta in deltas if isinstance(delta, Delta) and delta.choice == ended.choice]
-    added = [each for each in deltas if isinstance(each, MessageAdded) and each.choice == ended.choice]
+def _choice(ended: ChoiceFinished | Finished, pieces: Sequence[Piece]) -> Choice:
+    own = [each for each in pieces if isinstance(each, Delta) and each.choice == ended.choice]
+    added = [each for each in pieces if isinstance(each, MessageAdded) and each.choice == ended.choice]
     text = "".join(delta.text for delta in own) + ended.text
     return Choice(
         index=ended.choice,

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from service.access.principal import Principal
 from service.answers.events import Event
+from service.answers.whole_answer import WholeAnswer, whole_answer
 from service.api.caller import must_see
 from service.api.guards import BEARER, core_of, principal
 from service.api.problems import request_id_of
@@ -115,8 +116,10 @@ async def _complete(
     ask = replace(to_answer_request(body, who, id=envelope.id, defaults=Defaults.of(core)), within_s=within_s)
     events = core.pipeline.answer(ask)
     if not body.stream:
-        answer = await unless_gone(request, completion(events, envelope))
-        return client_gone() if answer is None else timed_answer(answer, answer.kvweave.report.timings_ms)
+        whole = await unless_gone(request, whole_answer(events))
+        return (
+            client_gone() if whole is None else timed_answer(completion(whole, envelope), whole.end.report.timings_ms)
+        )
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     return await streamed(request, events, form=Chunks(envelope, choices=ask.sampling.choices, with_usage=with_usage))
 
@@ -138,16 +141,16 @@ async def _go_on(
     ]
     if body.stream:
         return await streamed(request, asked[0], form=TextChunks(body, envelope))
-    answers = await unless_gone(request, _each(asked, envelope))
+    answers = await unless_gone(request, _each(asked))
     if answers is None:
         return client_gone()
-    whole = text_completion(body, answers, envelope=envelope)
+    whole = text_completion(body, [completion(each, envelope) for each in answers], envelope=envelope)
     return Response(whole.model_dump_json(), media_type="application/json")
 
 
-async def _each(asked: Sequence[AsyncGenerator[Event]], envelope: Envelope) -> list[ChatCompletion]:
+async def _each(asked: Sequence[AsyncGenerator[Event]]) -> list[WholeAnswer]:
     """The answers, one after the other."""
-    return [await completion(events, envelope) for events in asked]
+    return [await whole_answer(events) for events in asked]
 
 
 def _model(core: "Core", who: Principal) -> Model:

@@ -5,7 +5,7 @@ Works in a folder of its own, with the built-in model and the defaults. Prints n
 
 import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
@@ -14,7 +14,8 @@ from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from service.access.principal import DEFAULT_TENANT, OPEN
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
-from service.answers.events import Delta, Finished, Retrieved, Source
+from service.answers.events import Source
+from service.answers.whole_answer import WholeAnswer, whole_answer
 from service.app.composition import compose_core
 from service.app.core import Core
 from service.app.workspace import open_workspace
@@ -84,13 +85,6 @@ class Answered:
         return all(row.answer == self.example.answer for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    text: str
-    sources: tuple[Source, ...]
-    end: Finished
-
-
 def demo_settings(settings: Settings) -> Settings:
     """The defaults, in a folder below the user's data. Only where it computes is the user's choice."""
     data = settings.data.absolute() / FOLDER
@@ -132,30 +126,18 @@ def answers(core: Core) -> Iterator[Answered]:
         orders = (BlendOrder("full", 0.0), core.order)
         for example in EXAMPLES:
             rounds = [
-                [runner.run(_heard(core, example.question, order=each)) for each in orders] for _ in range(1 + TIMES)
+                [runner.run(_asked(core, example.question, order=each)) for each in orders] for _ in range(1 + TIMES)
             ]
-            of_each = [[heard[at] for heard in rounds[1:]] for at in range(len(orders))]
+            of_each = [[answers[at] for answers in rounds[1:]] for at in range(len(orders))]
             sources = tuple(_cited(source, example) for source in of_each[0][0].sources)
             yield Answered(example, sources, tuple(map(_row, of_each)))
 
 
-async def _heard(core: Core, question: str, *, order: BlendOrder) -> _Heard:
+async def _asked(core: Core, question: str, *, order: BlendOrder) -> WholeAnswer:
     sampling = Sampling(max_tokens=MOST_TOKENS, temperature=0.0)
     lookup = Lookup(question, top_k=TOP_K)
     ask = AnswerRequest(OPEN, (Turn("user", question),), lookup, order=order, sampling=sampling, asks=True)
-    text, sources = "", ()
-    async with aclosing(core.pipeline.answer(ask)) as events:
-        async for event in events:
-            match event:
-                case Retrieved():
-                    sources = event.sources
-                case Delta():
-                    text += event.text
-                case Finished():
-                    return _Heard((text + event.text).strip(), sources, event)
-                case _:
-                    pass
-    raise AssertionError("the pipeline ended without an end")
+    return await whole_answer(core.pipeline.answer(ask))
 
 
 def _cited(source: Source, example: Example) -> Cited:
@@ -163,10 +145,10 @@ def _cited(source: Source, example: Example) -> Cited:
     return Cited(source.document_id, source.title, sentence)
 
 
-def _row(heard: Sequence[_Heard]) -> TimedAnswer:
-    middle = median_low(each.end.report.timings_ms["first_token"] for each in heard)
-    last = heard[-1]
+def _row(rounds: Sequence[WholeAnswer]) -> TimedAnswer:
+    middle = median_low(each.end.report.timings_ms["first_token"] for each in rounds)
+    last = rounds[-1]
     usage, report = last.end.usage, last.end.report
     nbytes = sum(chunk.bytes for chunk in report.chunks)
     counts = (usage.prompt, usage.reused, usage.recomputed, nbytes)
-    return TimedAnswer(report.policy, report.ratio, last.text, middle, *counts)
+    return TimedAnswer(report.policy, report.ratio, last.text.strip(), middle, *counts)
