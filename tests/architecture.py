@@ -23,7 +23,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6185, "retriever": 8985, "blend": 8861, "service": 29690, "clients": 7313}
+BUDGET = {"store": 6185, "retriever": 8985, "blend": 8861, "service": 29683, "clients": 7313}
 
 RECORDS = (
     "store.blob",
@@ -107,11 +107,10 @@ EXCUSED: dict[str, dict[str, str]] = {
         "retriever/readers/serve.py:_answer": "a worker is told its parser, whose library is an extra",
     },
     "broad_handlers": {
-        "service/api/query.py:_streamed": "a stream that has begun ends in an error event; what is unforeseen goes on",
         "service/documents/ordered_calls.py:_make": "whoever waits gets the exception",
         "service/documents/ingest.py:Ingest._work": "an outermost loop: it goes on, and its log says why",
         "service/documents/ingest.py:Ingest._run": "an outermost loop: the upload fails, its log says why",
-        "service/openai/streams.py:_lines": "a stream that has begun ends in an error; what is unforeseen goes on",
+        "service/api/answer_streams.py:_lines": "a stream that has begun ends in an error; what is unforeseen goes on",
         "service/answers/pipeline.py:Pipeline.answer": "counted, and raised again",
         "blend/fuse/record_loader.py:RecordLoader._read": "an outermost loop: whoever waits gets the exception",
         "blend/engine/local_engine.py:LocalEngine._advance": "one request's sampling ends that request alone",

@@ -1,9 +1,7 @@
 """A question over HTTP: one answer in JSON, or its events as they happen. Both render the pipeline's one stream."""
 
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from fastapi import Request, Response
@@ -23,15 +21,12 @@ from service.answers.events import (
     Retrieved,
 )
 from service.answers.whole_answer import WholeAnswer, whole_answer
+from service.api.answer_streams import streamed
 from service.api.caller import By
-from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
+from service.api.problems import failure_of, problem_of, request_id_of
 from service.api.questions import AskedQuestion, SamplingIn, SecondsGiven, to_answer_request
 from service.api.rendering import SourceOut, UsageOut, rendered_source, rendered_usage, timed_answer
-from service.api.streams import EventStream, client_gone, sse, unless_gone
-
-log = logging.getLogger(__name__)
-
-Events = AsyncGenerator[Event]
+from service.api.streams import client_gone, sse, unless_gone
 
 
 class QueryRequest(AskedQuestion):
@@ -83,30 +78,9 @@ async def query(request: Request, wanted: QueryRequest, *, by: By, within_s: Sec
     ask = replace(to_answer_request(by, wanted, sampling=wanted.sampling), within_s=within_s)
     events = by.core.pipeline.answer(ask)
     if wanted.stream:
-        opened = await unless_gone(request, _opened(events))
-        return EventStream(_streamed(ask, opened, request_id=request_id_of(request.scope))) if opened else client_gone()
+        return await streamed(request, events, form=_Stream(ask, request_id_of(request.scope)), begins=Event)
     whole = await unless_gone(request, whole_answer(events))
     return client_gone() if whole is None else timed_answer(_answer(ask, whole), whole.end.report.timings_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A stream whose first event is there: what is wrong with the request has shown itself."""
-
-    first: Event
-    others: Events
-
-
-async def _opened(events: Events) -> _Opened:
-    """The stream with its first event. It is closed again if it ends before it began."""
-    is_open = False
-    try:
-        opened = _Opened(await anext(events), events)
-        is_open = True
-        return opened
-    finally:
-        if not is_open:
-            await events.aclose()
 
 
 def _answer(ask: AnswerRequest, whole: WholeAnswer) -> QueryAnswer:
@@ -122,27 +96,27 @@ def _answer(ask: AnswerRequest, whole: WholeAnswer) -> QueryAnswer:
     )
 
 
-async def _streamed(ask: AnswerRequest, opened: _Opened, *, request_id: str) -> AsyncGenerator[bytes]:
-    whole = WholeAnswer()
-    async with aclosing(opened.others):
-        try:
-            async for event in _all_of(opened):
-                whole.add(event)
-                for name, content in _rendered(ask, event):
-                    yield sse(name, content)
-        except Exception as error:
-            yield sse("error", problem_of(failure_of(error), request_id))
-            if not isinstance(error, KNOWN):
-                raise
-            log.warning("an answer ended early", extra={"reason": type(error).__name__})
-            return
-    yield sse("done", _answer(ask, whole))
+class _Stream:
+    """See `StreamForm`."""
 
+    def __init__(self, ask: AnswerRequest, request_id: str) -> None:
+        self._ask = ask
+        self._request_id = request_id
+        self._whole = WholeAnswer()
 
-async def _all_of(opened: _Opened) -> AsyncIterator[Event]:
-    yield opened.first
-    async for event in opened.others:
-        yield event
+    def opening(self) -> Iterator[bytes]:
+        yield from ()
+
+    def of(self, event: Event) -> Iterator[bytes]:
+        self._whole.add(event)
+        for name, content in _rendered(self._ask, event):
+            yield sse(name, content)
+
+    def ending(self) -> Iterator[bytes]:
+        yield sse("done", _answer(self._ask, self._whole))
+
+    def failing(self, error: Exception) -> bytes:
+        return sse("error", problem_of(failure_of(error), self._request_id))
 
 
 def _rendered(ask: AnswerRequest, event: Event) -> Sequence[tuple[str, BaseModel]]:

@@ -82,11 +82,13 @@ class Chunks:
             yield _line(self._chunk(choice, MessageDelta(role="assistant", content="")))
 
     def of(self, event: Event) -> Iterator[bytes]:
-        """The chunks that an event adds, often none; behind the last, the end."""
+        """The chunks that an event adds, often none."""
         for chunk in self._added(event):
             yield _line(chunk)
-        if isinstance(event, Finished):
-            yield END
+
+    def ending(self) -> Iterator[bytes]:
+        """What tells that no chunk follows."""
+        yield END
 
     def failing(self, error: Exception) -> bytes:
         """What takes the place of the end."""

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from service.access.principal import Principal
 from service.answers.events import Event
 from service.answers.whole_answer import WholeAnswer, whole_answer
+from service.api.answer_streams import streamed
 from service.api.caller import must_see
 from service.api.guards import BEARER, core_of, principal
 from service.api.problems import request_id_of
@@ -29,7 +30,6 @@ from service.openai.errors import OpenAIRoute
 from service.openai.model_check import check_model
 from service.openai.request import ChatRequest
 from service.openai.responses.routes import add_responses
-from service.openai.streams import streamed
 from service.openai.text_completion import TextChunks, TextCompletion, TextRequest, text_completion
 
 if TYPE_CHECKING:

@@ -147,7 +147,7 @@ class TextChunks:
                 yield self._line(TextChoice(index=choice, text=self._body.prompts[0]))
 
     def of(self, event: Event) -> Iterator[bytes]:
-        """The chunks that an event adds, often none; behind the last, the end."""
+        """The chunks that an event adds, often none."""
         match event:
             case Retrieved():
                 self._sources = event.sources
@@ -161,12 +161,14 @@ class TextChunks:
                 if isinstance(event, Finished):
                     last.kvweave = extra_of(event, self._sources)
                 yield self._line(last)
-                if isinstance(event, Finished):
-                    if self._with_usage:
-                        yield _data(_enveloped(self._envelope, [], usage=usage_of(event.usage)))
-                    yield END
+                if isinstance(event, Finished) and self._with_usage:
+                    yield _data(_enveloped(self._envelope, [], usage=usage_of(event.usage)))
             case _:
                 pass
+
+    def ending(self) -> Iterator[bytes]:
+        """What tells that no chunk follows."""
+        yield END
 
     def failing(self, error: Exception) -> bytes:
         """What takes the place of the end."""

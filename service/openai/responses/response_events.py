@@ -57,8 +57,10 @@ class ResponseEvents:
         """The events that an event of the answer adds, often none."""
         for each in self._events(event):
             yield sse(each.type, each)
-        if isinstance(event, Finished):
-            yield self._changed(self._response.status)
+
+    def ending(self) -> Iterator[bytes]:
+        """The whole response."""
+        yield self._changed(self._response.status)
 
     def failing(self, error: Exception) -> bytes:
         """The last event of a response that went wrong."""

@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from service.answers.answer_request import AnswerRequest
 from service.answers.events import Source
 from service.answers.kept_answers import KeptAnswer
+from service.api.answer_streams import streamed
 from service.api.caller import By, Caller
 from service.api.questions import SecondsGiven, TextFormat
 from service.api.rendering import timed_answer
@@ -29,7 +30,6 @@ from service.openai.responses.response_bodies import GivenItems, ResponseBody, R
 from service.openai.responses.response_events import ResponseEvents
 from service.openai.responses.response_items import SearchItem
 from service.openai.stored_files import collection_for
-from service.openai.streams import streamed
 
 _ONE: Final = "/v1/responses/{response_id}"
 _STREAM: Final = {
