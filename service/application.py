@@ -8,15 +8,13 @@ from starlette.types import ASGIApp
 from service.api.app import Extension, create_app
 from service.app.core import Core
 from service.openai.errors import as_openai
-from service.openai.file_search_routes import file_search_router
 from service.openai.routes import PREFIXES, router
 from service.telemetry.middleware import TelemetryMiddleware
 
 
 def application(make: Callable[[], Core]) -> FastAPI:
     """All interfaces over a core that is made when the application starts, and closed when it ends."""
-    extensions = [Extension(router(), dict.fromkeys(PREFIXES, as_openai)), Extension(file_search_router())]
-    return create_app(make, extensions=extensions)
+    return create_app(make, extensions=[Extension(router(), dict.fromkeys(PREFIXES, as_openai))])
 
 
 def observed(core: Core) -> ASGIApp:

@@ -103,6 +103,7 @@ class NameConvertor(Convertor[str]):
 
 
 register_url_convertor("name", NameConvertor())
+NAME = ":name"  # of a parameter in a path
 
 
 class PathSegments:

@@ -3,22 +3,20 @@
 import base64
 import json
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
 
 import numpy as np
 from fastapi import Request, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
 from retriever.embedders.embedding import Embedder, Vector
-from service.access.principal import Principal
+from service.answers.text_vectors import TextVectors
+from service.api.caller import By
 from service.api.fields import WHOLE, Strict, Text
 from service.api.streams import client_gone, unless_gone
 from service.errors import Invalid, ModelNotFound
-from service.openai.model_check import ALIAS
+from service.openai.models import ALIAS
 from service.openai.request import Unused
-
-if TYPE_CHECKING:
-    from service.app.core import Core
 
 MOST_INPUTS: Final = 2048
 MOST_CHARACTERS: Final = 100_000  # of a text: more than any encoder reads
@@ -75,11 +73,10 @@ class EmbeddingList(BaseModel):
     usage: EmbeddingUsage
 
 
-async def embed(core: "Core", body: EmbeddingRequest, *, request: Request, who: Principal) -> Response:
-    """The vectors of the texts, as an `EmbeddingList`."""
-    embedder = core.text_vectors.embedder
-    _check(body, embedder)
-    answer = await unless_gone(request, _rendered(core, body, embedder=embedder, tenant=who.tenant))
+async def embeddings(body: EmbeddingRequest, request: Request, *, by: By) -> Response:
+    vectors = by.core.text_vectors
+    _check(body, vectors.embedder)
+    answer = await unless_gone(request, _rendered(vectors, body, tenant=by.who.tenant))
     return client_gone() if answer is None else Response(answer, media_type="application/json")
 
 
@@ -92,19 +89,19 @@ def _check(body: EmbeddingRequest, embedder: Embedder) -> None:
         raise Invalid(reason, field="dimensions")
 
 
-async def _rendered(core: "Core", body: EmbeddingRequest, *, embedder: Embedder, tenant: str) -> str:
+async def _rendered(vectors: TextVectors, body: EmbeddingRequest, *, tenant: str) -> str:
     """The answer, rendered part by part: so many numbers at once would hold the event loop."""
     texts = [body.input] if isinstance(body.input, str) else body.input
     rows: list[str] = []
     tokens = 0
-    async with aclosing(core.text_vectors.parts(tenant, texts)) as parts:
+    async with aclosing(vectors.parts(tenant, texts)) as parts:
         async for part in parts:
             tokens += part.tokens
             for vector in part.vectors:
                 row = Embedding(index=len(rows), embedding=_numbers(vector, body.encoding_format))
                 rows.append(row.model_dump_json())
     usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens).model_dump_json()
-    return f'{{"object":"list","data":[{",".join(rows)}],"model":{json.dumps(embedder.name)},"usage":{usage}}}'
+    return f'{{"object":"list","data":[{",".join(rows)}],"model":{json.dumps(vectors.embedder.name)},"usage":{usage}}}'
 
 
 def _numbers(vector: Vector, form: str | None) -> list[float] | str:

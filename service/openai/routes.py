@@ -1,39 +1,25 @@
-"""OpenAI's completions and models, over the same pipeline as everything else. Knows no model."""
+"""All routes of OpenAI's interface, as one table, with its form of errors. Handles no request."""
 
-import secrets
-import time
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import unquote
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
-from blake3 import blake3
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
+from fastapi.datastructures import Default
+from fastapi.responses import JSONResponse
 
-from service.access.principal import Principal
-from service.answers.events import Event
-from service.answers.whole_answer import WholeAnswer, whole_answer
-from service.api.answer_streams import streamed
 from service.api.caller import must_see
-from service.api.guards import BEARER, core_of, principal
-from service.api.problems import request_id_of
-from service.api.questions import SecondsGiven
-from service.api.rendering import timed_answer
-from service.api.streams import client_gone, unless_gone
-from service.model.served_model import ServedModel
-from service.openai.answer_bodies import ChatCompletion, ErrorBody, Model, ModelList
-from service.openai.completion import Chunks, Envelope, completion
-from service.openai.defaults import Defaults, to_answer_request
-from service.openai.embeddings import EmbeddingList, EmbeddingRequest, embed
-from service.openai.errors import OpenAIRoute
-from service.openai.model_check import check_model
-from service.openai.request import ChatRequest
-from service.openai.responses.routes import add_responses
-from service.openai.text_completion import TextChunks, TextCompletion, TextRequest, text_completion
-
-if TYPE_CHECKING:
-    from service.app.core import Core
+from service.api.guards import BEARER
+from service.api.routes import NAME
+from service.openai import files, vector_store_files, vector_stores
+from service.openai.answer_bodies import ChatCompletion, ErrorBody
+from service.openai.complete import complete, go_on
+from service.openai.embeddings import EmbeddingList, embeddings
+from service.openai.errors import OpenAIRoute, OpenAIUploads, OpenAIWrites
+from service.openai.models import model_named, models
+from service.openai.responses.respond import forget, given, kept, respond
+from service.openai.responses.response_bodies import ResponseBody
+from service.openai.text_completion import TextCompletion
 
 # Where failures have OpenAI's form: what is answered here, and what its clients ask for that is not.
 PREFIXES: Final = tuple(
@@ -44,129 +30,115 @@ PREFIXES: Final = tuple(
     )
 )
 
-By = Annotated[Principal, Depends(principal)]
-_VERSION: Final = version("kvweave")
-_STREAM: Final = {
-    "schema": {
-        "type": "object",
-        "description": "An event. Its data are a chat.completion.chunk, or an error; the last is [DONE]",
-        "properties": {"data": {"type": "string"}},
-        "required": ["data"],
-    }
-}
-FAILURES: Final[dict[int | str, dict[str, object]]] = {
+Answers = dict[int | str, dict[str, object]]
+
+
+def _stream(description: str, *fields: str) -> Answers:
+    properties = {name: {"type": "string"} for name in fields}
+    event = {"type": "object", "description": description, "properties": properties, "required": [*fields]}
+    return {200: {"content": {"text/event-stream": {"schema": event}}}}
+
+
+_CHUNKS: Final = _stream("An event. Its data are a chat.completion.chunk, or an error; the last is [DONE]", "data")
+_EVENTS: Final = _stream("An event. Its data are one of OpenAI's events of responses", "event", "data")
+_TEXT: Final[Answers] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_FAILURES: Final[Answers] = {
     "4XX": {"model": ErrorBody, "description": "The request is refused"},
     "5XX": {"model": ErrorBody, "description": "The service failed"},
 }
 
+_RESPONSE: Final = "/v1/responses/{response_id}"
+_STORES: Final = "/v1/vector_stores"
+_STORE: Final = f"{_STORES}/{{vector_store_id{NAME}}}"
+_STORED: Final = f"{_STORE}/files"
+_STORED_FILE: Final = f"{_STORED}/{{file_id{NAME}}}"
+_BATCHES: Final = f"{_STORE}/file_batches"
+_FILES: Final = "/v1/files"
+_FILE: Final = f"{_FILES}/{{file_id{NAME}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A route and its handler. `summary`: where that is not the first sentence of the handler.
+
+    `body`: what it answers with, where its handler renders that itself; `answers`: in which forms besides.
+    """
+
+    method: str
+    path: str
+    handler: Callable[..., object]
+    summary: str = ""
+    kind: type[OpenAIRoute] = OpenAIRoute
+    body: type | None = None
+    answers: Answers | None = None
+
+    def add_to(self, routes: APIRouter) -> None:
+        """Adds it, over the core that the application has when a request comes."""
+        routes.add_api_route(
+            self.path,
+            self.handler,
+            response_model=self.body or Default(None),
+            methods=[self.method],
+            operation_id=None if self.summary else self.handler.__name__,
+            summary=self.summary or (self.handler.__doc__ or "").split(".")[0],
+            openapi_extra=files.FILE_FORM if self.kind is OpenAIUploads else None,
+            responses=self.answers,
+            response_class=Response if self.answers is _TEXT else JSONResponse,
+            route_class_override=self.kind,
+        )
+
+
+_ENDPOINTS: Final = (
+    _Row(
+        "POST",
+        "/v1/chat/completions",
+        complete,
+        "Answer a chat, as OpenAI's API does",
+        body=ChatCompletion,
+        answers=_CHUNKS,
+    ),
+    _Row("POST", "/v1/completions", go_on, "Go on with texts as they are", body=TextCompletion, answers=_CHUNKS),
+    _Row("POST", "/v1/embeddings", embeddings, "Vectors of texts, as search has them", body=EmbeddingList),
+    _Row("GET", "/v1/models", models, "The model that answers"),
+    _Row("GET", "/v1/models/{model:path}", model_named, "The model that answers, by its name"),
+    _Row(
+        "POST",
+        "/v1/responses",
+        respond,
+        "Answer turns, as OpenAI's API of responses does",
+        body=ResponseBody,
+        answers=_EVENTS,
+    ),
+    _Row("GET", _RESPONSE, kept, "A response that is kept", body=ResponseBody),
+    _Row("GET", f"{_RESPONSE}/input_items", given, "What a kept response answers, with what was said before it"),
+    _Row("DELETE", _RESPONSE, forget, "Keep a response no more"),
+    _Row("POST", _STORES, vector_stores.create_vector_store, kind=OpenAIWrites),
+    _Row("GET", _STORES, vector_stores.list_vector_stores),
+    _Row("GET", _STORE, vector_stores.get_vector_store),
+    _Row("POST", _STORE, vector_stores.change_vector_store, kind=OpenAIWrites),
+    _Row("DELETE", _STORE, vector_stores.delete_vector_store, kind=OpenAIWrites),
+    _Row("POST", f"{_STORE}/search", vector_stores.search_vector_store),
+    _Row("POST", _STORED, vector_store_files.attach_file, kind=OpenAIWrites),
+    _Row("GET", _STORED, vector_store_files.list_vector_store_files),
+    _Row("GET", _STORED_FILE, vector_store_files.get_vector_store_file),
+    _Row("POST", _STORED_FILE, vector_store_files.change_vector_store_file, kind=OpenAIWrites),
+    _Row("DELETE", _STORED_FILE, vector_store_files.detach_file, kind=OpenAIWrites),
+    _Row("GET", f"{_STORED_FILE}/content", vector_store_files.get_vector_store_file_content),
+    _Row("POST", _BATCHES, vector_store_files.create_file_batch, kind=OpenAIWrites),
+    _Row("GET", f"{_BATCHES}/{{batch_id}}", vector_store_files.get_file_batch),
+    _Row("POST", _FILES, files.create_file, kind=OpenAIUploads),
+    _Row("GET", _FILES, files.list_files),
+    _Row("GET", _FILE, files.get_file),
+    _Row("DELETE", _FILE, files.delete_file, kind=OpenAIWrites),
+    _Row("GET", f"{_FILE}/content", files.get_file_content, answers=_TEXT),
+)
+
 
 def router() -> APIRouter:
-    """The routes, over the core that the application has when a request comes."""
+    """The routes of all endpoints."""
     routes = APIRouter(
-        route_class=OpenAIRoute,
-        dependencies=[Depends(BEARER), Depends(must_see)],
-        responses=FAILURES,
-        tags=["OpenAI-compatible"],
+        dependencies=[Depends(BEARER), Depends(must_see)], responses=_FAILURES, tags=["OpenAI-compatible"]
     )
-
-    @routes.post(
-        "/v1/chat/completions",
-        summary="Answer a chat, as OpenAI's API does",
-        response_model=ChatCompletion,
-        responses={200: {"content": {"text/event-stream": _STREAM}}},
-    )
-    async def complete(  # pyright: ignore[reportUnusedFunction]
-        body: ChatRequest, request: Request, *, who: By, within_s: SecondsGiven = None
-    ) -> Response:
-        return await _complete(core_of(request.app), body, request=request, who=who, within_s=within_s)
-
-    @routes.post(
-        "/v1/completions",
-        summary="Go on with texts as they are",
-        response_model=TextCompletion,
-        responses={200: {"content": {"text/event-stream": _STREAM}}},
-    )
-    async def go_on(  # pyright: ignore[reportUnusedFunction]
-        body: TextRequest, request: Request, *, who: By, within_s: SecondsGiven = None
-    ) -> Response:
-        return await _go_on(core_of(request.app), body, request=request, who=who, within_s=within_s)
-
-    @routes.post("/v1/embeddings", summary="Vectors of texts, as search has them", response_model=EmbeddingList)
-    async def embeddings(body: EmbeddingRequest, request: Request, *, who: By) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return await embed(core_of(request.app), body, request=request, who=who)
-
-    @routes.get("/v1/models", summary="The model that answers")
-    def models(request: Request, *, who: By) -> ModelList:  # pyright: ignore[reportUnusedFunction]
-        return ModelList(data=[_model(core_of(request.app), who)])
-
-    @routes.get("/v1/models/{model:path}", summary="The model that answers, by its name")
-    def model_named(request: Request, model: str, *, who: By) -> Model:  # pyright: ignore[reportUnusedFunction]
-        core = core_of(request.app)
-        check_model(core, unquote(model))  # a slash in a name comes as it is, or encoded still
-        return _model(core, who)
-
-    add_responses(routes)
+    for each in _ENDPOINTS:
+        each.add_to(routes)
     return routes
-
-
-async def _complete(
-    core: "Core", body: ChatRequest, *, request: Request, who: Principal, within_s: float | None
-) -> Response:
-    envelope = _envelope(core, body.model, request=request, kind="chatcmpl")
-    ask = replace(to_answer_request(body, who, id=envelope.id, defaults=Defaults.of(core)), within_s=within_s)
-    events = core.pipeline.answer(ask)
-    if not body.stream:
-        whole = await unless_gone(request, whole_answer(events))
-        return (
-            client_gone() if whole is None else timed_answer(completion(whole, envelope), whole.end.report.timings_ms)
-        )
-    with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return await streamed(request, events, form=Chunks(envelope, choices=ask.sampling.choices, with_usage=with_usage))
-
-
-def _envelope(core: "Core", model: str, *, request: Request, kind: str) -> Envelope:
-    """What each part of the answer says. Raises ModelNotFound for another model than the one that there is."""
-    check_model(core, model)
-    number = request_id_of(request.scope) or secrets.token_hex(12)
-    return Envelope(f"{kind}-{number}", int(time.time()), core.model_name, _fingerprint(core.model))
-
-
-async def _go_on(
-    core: "Core", body: TextRequest, *, request: Request, who: Principal, within_s: float | None
-) -> Response:
-    envelope = _envelope(core, body.model, request=request, kind="cmpl")
-    asked = [
-        core.pipeline.answer(replace(each, within_s=within_s))
-        for each in body.asked(who, id=envelope.id, defaults=Defaults.of(core))
-    ]
-    if body.stream:
-        return await streamed(request, asked[0], form=TextChunks(body, envelope))
-    answers = await unless_gone(request, _each(asked))
-    if answers is None:
-        return client_gone()
-    whole = text_completion(body, [completion(each, envelope) for each in answers], envelope=envelope)
-    return Response(whole.model_dump_json(), media_type="application/json")
-
-
-async def _each(asked: Sequence[AsyncGenerator[Event]]) -> list[WholeAnswer]:
-    """The answers, one after the other."""
-    return [await whole_answer(events) for events in asked]
-
-
-def _model(core: "Core", who: Principal) -> Model:
-    library = core.tenant(who).library
-    with library.catalog.view() as view:
-        mode, waits = library.mode(view), library.awaited(view, counts=who.bound is None)
-    return Model(
-        id=core.model_name,
-        created=int(core.created),
-        max_model_len=core.window,
-        search=mode,
-        search_waits=waits,
-        embedder=core.embedder_name,
-    )
-
-
-def _fingerprint(model: ServedModel) -> str:
-    """What changes with what computes, whatever its name."""
-    return f"fp_{blake3(f'{model.fingerprint.digest} {_VERSION}'.encode()).hexdigest()[:12]}"

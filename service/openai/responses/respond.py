@@ -1,13 +1,13 @@
-"""The routes of responses, over the same pipeline as everything else. Knows no model."""
+"""Responses, over the same pipeline as everything else. Knows no model."""
 
 import json
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service.answers.answer_request import AnswerRequest
@@ -21,7 +21,7 @@ from service.api.streams import client_gone, unless_gone
 from service.errors import Invalid
 from service.openai.defaults import Defaults, to_answer_request
 from service.openai.list_pages import At
-from service.openai.model_check import check_model
+from service.openai.models import check_model
 from service.openai.responses.chat_body import chat_body, in_own_fields, messages_of
 from service.openai.responses.given_items import given_items
 from service.openai.responses.previous_response import kept_answer, previous_response
@@ -31,49 +31,28 @@ from service.openai.responses.response_events import ResponseEvents
 from service.openai.responses.response_items import SearchItem
 from service.openai.stored_files import collection_for
 
-_ONE: Final = "/v1/responses/{response_id}"
-_STREAM: Final = {
-    "schema": {
-        "type": "object",
-        "description": "An event. Its data are one of OpenAI's events of responses",
-        "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
-        "required": ["event", "data"],
-    }
-}
+
+async def respond(body: ResponseRequest, request: Request, *, by: By, within_s: SecondsGiven = None) -> Response:
+    try:
+        return await _respond(by, body, request=request, within_s=within_s)
+    except Invalid as error:
+        raise in_own_fields(error) from error
 
 
-def add_responses(routes: APIRouter) -> None:
-    """Adds the routes, over the core that the application has when a request comes."""
+def kept(by: By, response_id: ResponseId, *, stream: Literal["false"] | None = None) -> Response:
+    del stream  # it has ended
+    return Response(previous_response(by, response_id).body, media_type="application/json")
 
-    @routes.post(
-        "/v1/responses",
-        summary="Answer turns, as OpenAI's API of responses does",
-        response_model=ResponseBody,
-        responses={200: {"content": {"text/event-stream": _STREAM}}},
-    )
-    async def respond(  # pyright: ignore[reportUnusedFunction]
-        body: ResponseRequest, request: Request, *, by: By, within_s: SecondsGiven = None
-    ) -> Response:
-        try:
-            return await _respond(by, body, request=request, within_s=within_s)
-        except Invalid as error:
-            raise in_own_fields(error) from error
 
-    @routes.get(_ONE, summary="A response that is kept", response_model=ResponseBody)
-    def kept(by: By, response_id: ResponseId, *, stream: Literal["false"] | None = None) -> Response:  # pyright: ignore[reportUnusedFunction]
-        del stream  # it has ended
-        return Response(previous_response(by, response_id).body, media_type="application/json")
+def given(by: By, response_id: ResponseId, *, at: At) -> GivenItems:
+    kept = previous_response(by, response_id)
+    return given_items(kept.messages[: kept.asked], at, name=response_id.removeprefix("resp_"))
 
-    @routes.get(f"{_ONE}/input_items", summary="What a kept response answers, with what was said before it")
-    def given(by: By, response_id: ResponseId, *, at: At) -> GivenItems:  # pyright: ignore[reportUnusedFunction]
-        kept = previous_response(by, response_id)
-        return given_items(kept.messages[: kept.asked], at, name=response_id.removeprefix("resp_"))
 
-    @routes.delete(_ONE, summary="Keep a response no more")
-    def forget(by: By, response_id: ResponseId) -> ResponseDeleted:  # pyright: ignore[reportUnusedFunction]
-        previous_response(by, response_id)
-        by.core.kept_answers.forget(by.who, response_id)
-        return ResponseDeleted(id=response_id)
+def forget(by: By, response_id: ResponseId) -> ResponseDeleted:
+    previous_response(by, response_id)
+    by.core.kept_answers.forget(by.who, response_id)
+    return ResponseDeleted(id=response_id)
 
 
 async def _respond(by: Caller, body: ResponseRequest, *, request: Request, within_s: float | None) -> Response:
