@@ -78,12 +78,10 @@ EVERYTHING: Final = FilterCondition((_EVERY,))  # no filter
 
 
 def in_collection(name: str) -> FilterCondition:
-    """The documents of one collection."""
     return FilterCondition(("SELECT row FROM labels WHERE collection = ?",), (_text("collection", name),))
 
 
 def outside(names: Sequence[str]) -> FilterCondition:
-    """The documents of all other collections."""
     found = listed([_text("collection", name) for name in names])
     return FilterCondition((f"SELECT row FROM labels WHERE collection NOT IN {LISTED}",), (found,))
 
@@ -188,7 +186,6 @@ def _number(name: str, value: int) -> int | float:
 
 
 def _shown(value: object) -> str:
-    """The beginning of a value, at most a line."""
     return brief(value)
 
 

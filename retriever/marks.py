@@ -70,7 +70,6 @@ def level_of(nbytes: int) -> int:
 
 
 def _trees(blocks: bytes, level: int) -> list[int]:
-    """The hash of each block of this level."""
     hashes = _words(np.frombuffer(blocks, dtype="<u8"))
     for _ in range(_WORD_LEVEL, level):
         hashes = _combine(hashes[0::2], hashes[1::2])

@@ -36,7 +36,6 @@ class ContextsView:
         return [_place(*each) for each in found]
 
     def fillers(self, collection: str) -> dict[str, tuple[FillerPassage, ...]]:
-        """The fillers of a collection by domain."""
         found: dict[str, tuple[FillerPassage, ...]] = {}
         rows = "SELECT domain, document, chunk, title, excerpt FROM fillers WHERE collection = ? ORDER BY domain, place"
         for domain, document, chunk, title, excerpt in self._connection.execute(rows, (collection,)):
@@ -127,7 +126,6 @@ class ContextsChange(ContextsView):
             yield from [_place(*each) for each in found.fetchall()]
 
     def texts_of(self, ids: Sequence[str]) -> dict[str, str]:
-        """The texts of chunks by their ids."""
         rows = self._run(f"SELECT id, CAST(text AS BLOB) FROM chunks WHERE id IN {LISTED}", (listed(ids),))
         found = {chunk: sound_text(chunk, data) for chunk, data in rows.fetchall()}
         return {chunk: text for chunk, text in found.items() if text is not None}

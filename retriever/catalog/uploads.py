@@ -117,7 +117,6 @@ class UploadsChange(VersionsChange):
         return self._end(self._live_of(f"document IN {LISTED}", listed(documents)), UploadState.DELETED)
 
     def _delete_uploads_in(self, collection: str) -> list[Removal]:
-        """Ends the uploads of this collection."""
         live = f"SELECT row, version FROM uploads INDEXED BY live_uploads WHERE {LIVE} AND collection = ?"
         return self._end(self._run(live, (collection,)).fetchall(), UploadState.DELETED)
 

@@ -19,7 +19,6 @@ _TEXTS = ("text", "varchar", "name")
 
 
 def adapt(connection: "Connection[TupleRow]") -> None:
-    """Registers it all on a connection."""
     adapters = connection.adapters
     adapters.register_dumper(str, _NulText)
     adapters.register_dumper(str, _NulBinaryText)

@@ -159,7 +159,6 @@ class PostgresDatabase:
         return PostgresConnection(raw, watch=self._watch)
 
     def close(self) -> None:
-        """Closes the pool."""
         self._watch.close()
         self._pool.close()
 

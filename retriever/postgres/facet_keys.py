@@ -18,7 +18,6 @@ LONGEST_FIELD: Final = 400
 
 
 def facet_key(value: object) -> bytes:
-    """The bytes of a value."""
     match value:
         case bytes():
             return OTHER + value

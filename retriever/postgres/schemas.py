@@ -27,13 +27,11 @@ CREATE TABLE IF NOT EXISTS kvweave.schemas (
 
 
 def schema_of(tenant: str) -> str:
-    """The schema of a tenant."""
     name = f"{SERVICE}_{tenant}"
     return name if len(name) <= _LONGEST else f"{name[:30]}_{blake3(tenant.encode()).hexdigest(length=16)}"
 
 
 def tenants_in(database: PostgresDatabase) -> list[str]:
-    """The tenants that have a catalog."""
     with database.connection() as connection:
         found = connection.execute("SELECT tenant FROM schemas WHERE tenant IS NOT NULL ORDER BY tenant")
         return [tenant for (tenant,) in found]

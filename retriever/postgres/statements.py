@@ -61,7 +61,6 @@ def _loaded(values: ListedValues) -> list[int] | list[str]:
 
 @lru_cache(maxsize=1024)
 def statement(sql: str) -> Statement:
-    """Translates a statement."""
     is_change = sql.lstrip()[:6].upper() in ("INSERT", "UPDATE", "DELETE")
     keyed: list[tuple[int, Changed]] = [(0, field_key), (1, facet_key)] if sql.startswith(_FACETS) else []
     for told, replacement in _REPLACED:
@@ -109,7 +108,6 @@ _TYPES: Final = (
 
 
 def tables(script: str) -> str:
-    """Translates the making of tables."""
     for pattern, replacement in _TYPES:
         script = pattern.sub(lambda _, text=replacement: text, script)
     return script

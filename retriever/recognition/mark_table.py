@@ -76,7 +76,6 @@ class MarkTable:
 
     @cached_property
     def levels(self) -> frozenset[int]:
-        """The levels that any entry has."""
         exponents: list[int] = np.unique(np.frexp(self.entries.nbytes)[1]).tolist()
         return frozenset(exponent - 1 for exponent in exponents)
 
@@ -89,7 +88,6 @@ class MarkTable:
         return passed[heads[nearest] == wanted]
 
     def headed(self, heads: Hashes) -> MarkEntries:
-        """All entries with one of these heads."""
         low = np.searchsorted(self.entries.heads, heads, side="left")
         high = np.searchsorted(self.entries.heads, heads, side="right")
         return self.entries.at(ranges(low, high))
@@ -126,7 +124,6 @@ class KnownMarks:
         return KnownMarks.of(self.main.entries.without(gone).joined(fresh))
 
     def tables(self, level: int) -> list[MarkTable]:
-        """The tables with entries of this level."""
         return [table for table in (self.main, self.fresh) if level in table.levels]
 
     def headed(self, heads: Hashes) -> MarkEntries:

@@ -30,7 +30,6 @@ def check_spelling(name: str) -> str:
 
 
 def new_key() -> tuple[str, str]:
-    """A new key: its id, and the key."""
     key_id = secrets.token_hex(8)
     return key_id, f"kvw_{key_id}_{secrets.token_urlsafe(32)}"
 

@@ -26,7 +26,6 @@ class AnswerRules:
         self._turns = FairTurns(COMPILERS, longest=SCHEMAS, waiting="JSON schemas of this tenant wait to be compiled")
 
     def close(self) -> None:
-        """Release the threads."""
         self._turns.close()
 
     async def compiled(self, ask: AnswerRequest) -> Constraint | LateConstraint | CallBan | None:

@@ -25,12 +25,10 @@ class Expected:
 
     @property
     def by_way(self) -> dict[str, float]:
-        """Seconds by way."""
         return {"full": self.full_s, "prefix": self.prefix_s, "blend": self.blend_s}
 
     @property
     def ms(self) -> dict[str, float]:
-        """Milliseconds by way."""
         return {way: round(1000 * seconds, 3) for way, seconds in self.by_way.items()}
 
 
@@ -75,7 +73,6 @@ class BlendDecision:
 
 
 def decide(inputs: BlendInputs) -> BlendDecision:
-    """The blending of a request."""
     wanted, expected = inputs.wanted, inputs.expected
     if wanted.policy != "full" and (not inputs.is_on or inputs.draw >= inputs.share):
         return BlendDecision(BlendOrder("full", 0.0), MissReason.CONTROLLER)

@@ -35,7 +35,6 @@ class FairTurns:
         self._lines: WeakValueDictionary[str, _Line] = WeakValueDictionary()
 
     def close(self) -> None:
-        """Release the threads."""
         self._pool.shutdown(cancel_futures=True)
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:

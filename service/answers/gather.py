@@ -31,7 +31,6 @@ class GatheredPassage:
 
     @property
     def titled(self) -> PromptPassage:
-        """The passage as it stands in a prompt."""
         return PromptPassage(self.passage.text.strip(), self.passage.title)
 
 
@@ -63,7 +62,6 @@ class Gathered:
 
     @property
     def all(self) -> tuple[GatheredPassage, ...]:
-        """All passages by number."""
         return (*self.passages, *(each for _, each in (*self.inside, *self.loose)))
 
     @property
@@ -183,7 +181,6 @@ def nothing_found(relevance: RelevanceReport) -> str:
 
 
 def relevance_report(found: Found) -> RelevanceReport | None:
-    """What is told of a search."""
     each = found.relevance
     return each and RelevanceReport(each.is_found, round(each.best, 4), round(each.floor, 4))
 

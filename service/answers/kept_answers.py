@@ -83,7 +83,6 @@ class KeptAnswers:
             return found[0] if found else None
 
     def forget(self, who: Principal, name: str) -> None:
-        """Lets go of an answer, if it is kept."""
         with self._lock:
             own = self._keys.get(_owner(who))
             if own and name in own.answers:

@@ -126,11 +126,9 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
-        """The number of running requests."""
         return self._flying
 
     def close(self) -> None:
-        """Release the threads."""
         self._lookups.shutdown(cancel_futures=True)
         self._fetches.shutdown(cancel_futures=True)
         self._rules.close()
@@ -201,7 +199,6 @@ class Pipeline:
                 yield event
 
     def _gather(self, ask: AnswerRequest) -> Gathered:
-        """The passages of the prompt."""
         texts = [*(turn.text for turn in ask.turns), *(each.text for each in ask.documents), *ask.tool_texts]
         self._model.prompt_builder.check_length(texts, window=self._model.window)
         return gather(self._tenants.open(ask.principal.tenant), ask)

@@ -38,7 +38,6 @@ class EnginePlan:
 
     @property
     def decision(self) -> BlendDecision:
-        """The blending that the prompt gets."""
         return decide(self.inputs)
 
     @property
@@ -49,7 +48,6 @@ class EnginePlan:
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt for the engine, with the opened records."""
         return self.prompt_tokens.prompt(self.sources)
 
     @property
@@ -107,7 +105,6 @@ class EnginePlan:
         return Report(order.policy, order.ratio, chunks, dropped, ms, expected_ms, why, self.notes, relevance)
 
     def _chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
-        """The report of each chunk after the fuse."""
         misses = dict(report.misses)
         slots, every = report.stages[-1], self.gathered.all
         found: list[ChunkReport] = []

@@ -90,7 +90,6 @@ class PromptCosts:
         return BegunBlobs(opening, patience_s)
 
     def cost(self, prompt: PromptTokens, opened: Mapping[int, BlobSource | Miss]) -> PromptCost:
-        """The cost of a prompt with these records."""
         speeds, tokens = self._speeds, prompt.tokens
         every = [self._chunk(run.passage, opened.get(run.passage)) for run in prompt.runs if run.passage is not None]
         chunks = [each for each in every if each]

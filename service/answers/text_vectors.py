@@ -31,7 +31,6 @@ class TextVectors:
         self._turns = FairTurns(EMBEDDING, longest=LONGEST, waiting="requests for vectors of this tenant wait")
 
     def close(self) -> None:
-        """Release the threads."""
         self._turns.close()
 
     @property

@@ -18,7 +18,6 @@ class WholeAnswer:
     _end: Finished | None = None
 
     def add(self, event: Event) -> None:
-        """Takes the next event."""
         match event:
             case Retrieved():
                 self.sources = event.sources
@@ -41,7 +40,6 @@ class WholeAnswer:
 
 
 async def whole_answer(events: AsyncGenerator[Event]) -> WholeAnswer:
-    """The answer when it has ended."""
     whole = WholeAnswer()
     async with aclosing(events):
         async for event in events:

@@ -153,7 +153,6 @@ def unknown(kind: str, name: str) -> NotFound:
 
 
 async def caller(request: Request) -> Caller:
-    """The caller of this request."""
     return Caller(core_of(request.app), await principal(request))
 
 

@@ -136,5 +136,4 @@ Limit = Annotated[int, Field(ge=1, le=MOST_LISTED, description="Entries of one p
 
 
 def stop_strings(given: str | list[str] | None) -> tuple[str, ...]:
-    """The texts that end an answer."""
     return (given,) if isinstance(given, str) else tuple(given or ())

@@ -77,7 +77,6 @@ def failure_of(error: Exception) -> Failure:
 
 
 def problem_of(failure: Failure, request_id: str) -> Problem:
-    """The failure as a problem in JSON."""
     return Problem(
         title=failure.title,
         status=failure.status,
@@ -100,7 +99,6 @@ class Renderers:
         self._by_prefix = sorted(by_prefix.items(), key=lambda each: -len(each[0]))
 
     def respond(self, scope: Scope, failure: Failure) -> Response:
-        """The response to a request that failed."""
         path = cast(str, scope["path"])
         render = next((render for prefix, render in self._by_prefix if path.startswith(prefix)), as_problem)
         request_id = request_id_of(scope)
@@ -185,7 +183,6 @@ def _models(kind: object) -> Iterator[type[BaseModel]]:
 
 
 def _body_of(request: Request) -> type[BaseModel] | None:
-    """What the body of this request should be."""
     body = getattr(request.scope.get("route"), "body_field", None)
     kind = body and body.field_info.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

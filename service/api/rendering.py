@@ -40,7 +40,6 @@ class SourceOut(BaseModel):
 
 
 def rendered_passage(passage: Passage, score: float) -> SourceOut:
-    """A passage as answers show it."""
     return SourceOut(
         chunk_id=passage.id,
         document_id=passage.document,
@@ -72,7 +71,6 @@ def rendered_source(source: Source) -> SourceOut:
 
 
 def rendered_usage(usage: Usage) -> UsageOut:
-    """What an answer took, in tokens."""
     return UsageOut(
         prompt_tokens=usage.prompt,
         completion_tokens=usage.completion,
@@ -88,7 +86,6 @@ def timed_answer(answer: BaseModel, timings_ms: Mapping[str, float]) -> Response
 
 
 def server_timing(timings_ms: Mapping[str, float]) -> str:
-    """The value of the header `Server-Timing`."""
     return ", ".join(
         f"{_NO_TOKEN.sub('_', stage) or '_'};dur={milliseconds:.1f}"
         for stage, milliseconds in timings_ms.items()

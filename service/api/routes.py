@@ -48,7 +48,6 @@ class Route:
 
     @property
     def tag(self) -> str:
-        """The part of the interface."""
         part = self.path.removeprefix("/v1/").strip("/").partition("/")[0]
         return "operations" if not self.path.startswith("/v1/") or part in ("admin", "stats") else part
 

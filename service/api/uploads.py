@@ -154,7 +154,6 @@ def draft_of_file(file: UploadedFile) -> Draft:
 
 
 def draft_of(document: DocumentIn, name: str) -> Draft:
-    """The document as the retriever calls it: a draft."""
     parts = tuple(DocumentPart(chunk.text, chunk.id, metadata=chunk.metadata) for chunk in document.chunks)
     return Draft(document.text, parts, name, document.title, document.metadata)
 
@@ -178,7 +177,6 @@ async def _file(sent: UploadFile | str) -> UploadedFile:
 
 
 def _read_json(body: bytes) -> tuple[Sequence[NewDocument], str]:
-    """The documents of a body, and their collection."""
     found = parse(body)
     names = _names(found)
     if "documents" not in names and not names.isdisjoint(DocumentIn.choices):

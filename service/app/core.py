@@ -143,7 +143,6 @@ class Core:
         return self.model.window
 
     def tenant(self, principal: Principal) -> Tenant:
-        """The tenant of whoever asks."""
         return self.tenants.open(principal.tenant)
 
     def lease(self) -> int | None:

@@ -62,7 +62,6 @@ def lasting(seconds: float) -> str:
 
 
 def many(count: int, what: str) -> str:
-    """A number of things."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 

@@ -58,7 +58,6 @@ def a_codec() -> list[str]:
 
 
 def a_role() -> list[str]:
-    """The roles that a key can have."""
     return ["fetch", "read", "write", "admin"]
 
 

@@ -114,7 +114,6 @@ class ChunkCaptures:
         return self.keys_of([self.contexts.key(passage) for passage in passages])
 
     def keys_of(self, own: Sequence[ContextKey]) -> list[BlobKeys]:
-        """What the blobs of chunks are called."""
         prefixes, names = self.prefixes(key.collection for key in own), self.contexts.named(own)
         return [self._keys(key, names[key], behind=prefixes[key.collection]) for key in own]
 

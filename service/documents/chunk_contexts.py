@@ -89,7 +89,6 @@ class ChunkContexts:
         self._known_at: tuple[object, ...] = ()  # the state of catalog and filters that they are of
 
     def key(self, passage: Passage) -> ContextKey:
-        """What a passage's chunk has its context by."""
         return ContextKey(passage.id, passage.collection, domain_of(passage.metadata, self._domain_fields()))
 
     def named(self, keys: Iterable[ContextKey]) -> dict[ContextKey, ContextName]:

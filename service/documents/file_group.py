@@ -56,7 +56,6 @@ class Shard:
         raise Invalid(f"--shard takes a share such as 0/4, the first of four, up to 3/4; got {text!r}")
 
     def holds(self, chunk: str) -> bool:
-        """Is the chunk of this share?"""
         return int(chunk[:8], 16) % self.of == self.number
 
 
@@ -70,7 +69,6 @@ class CorpusState:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all that is stored."""
         return sum(self.stored.values())
 
 
@@ -116,7 +114,6 @@ class RunProgress:
     problems: list[ReadingProblem] = field(default_factory=list[ReadingProblem])
 
     def add(self, other: "RunProgress") -> None:
-        """Adds all that the other counted."""
         for each in fields(self):
             value = getattr(other, each.name)
             if isinstance(value, int):
@@ -126,7 +123,6 @@ class RunProgress:
             self.spend(stage, spent)
 
     def spend(self, stage: str, seconds: float) -> None:
-        """Adds seconds to a stage."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
 
@@ -157,7 +153,6 @@ class FileGroup:
 
     @property
     def documents(self) -> list[Document]:
-        """Those that were read."""
         return [document for fresh in self.fresh for document in fresh.documents]
 
     @property

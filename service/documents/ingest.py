@@ -162,12 +162,10 @@ class Ingest:
         self.fill(tenant, passages)
 
     def wake(self, tenant: str) -> None:
-        """Looks whether there is work for a tenant."""
         self._lines.wake(Line(tenant, is_large=False))
         self._lines.wake(Line(tenant, is_large=True))
 
     def wake_all(self) -> None:
-        """Looks whether there is work for anybody."""
         for name in self._tenants.names():
             self.wake(name)
 

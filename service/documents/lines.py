@@ -41,7 +41,6 @@ class Lines:
             self._changed.notify_all()
 
     def wake(self, line: Line) -> None:
-        """There may be work in a line."""
         with self._changed:
             self._waiting[line] = None
             self._changed.notify_all()
@@ -73,7 +72,6 @@ class Lines:
             self._changed.notify_all()
 
     def has(self, line: Line) -> bool:
-        """Whether a line has work, or may have."""
         with self._changed:
             return line in self._waiting or line in self._at_work
 

@@ -84,7 +84,6 @@ class BudgetedStore:
         self._need = need
 
     def epoch(self, tenant: str) -> int:
-        """The store's epoch of the tenant."""
         return self._store.epoch(tenant)
 
     def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
@@ -105,7 +104,6 @@ class BudgetedStore:
         return [*puts, *[Put.OVER_BUDGET] * (len(blobs) - len(puts))]
 
     def replace(self, blob: Blob) -> Put:
-        """Stores a blob as `put_all` does."""
         return self.put_all([blob])[0]
 
     def _put(self, blobs: Sequence[Blob]) -> list[Put]:

@@ -101,7 +101,6 @@ class Tenant:
         return self._removed(removal)
 
     def delete_collection(self, name: str) -> Removed:
-        """Deletes a collection with all its documents."""
         with self.catalog.change() as change:
             removal = change.delete_collection(name)
         return self._removed(removal)
@@ -293,7 +292,6 @@ class Tenants:
         return Tenant(name, library, caches=caches, store=self.store, peers=self.peers)
 
     def names(self) -> list[str]:
-        """The names of tenants that have a catalog."""
         return self._names()
 
     def learn(self, names: Collection[str] | None) -> None:
@@ -312,7 +310,6 @@ class Tenants:
             tenant.library.forget_indexes()
 
     def opened(self) -> Iterator[Tenant]:
-        """The tenants that are in use."""
         with self._lock:
             yield from list(self._open.values())
 

@@ -32,7 +32,6 @@ class TimeRatio:
 
     @property
     def words(self) -> str:
-        """The comparison in words."""
         if self.is_sooner:
             return f"{_written(self.times)}x sooner"
         return f"{_written(1 / self.times)}x later" if self.is_later else "about the same"

@@ -100,7 +100,6 @@ class Constraint:
         self._read = 0
 
     def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        """See `LogitsProcessor`."""
         self._follow(ids[self._read :])
         self._read = len(ids)
         allowed = torch.as_tensor(self.allowed(), device=logits.device)
@@ -147,7 +146,6 @@ class LateConstraint:
         self._read = 0
 
     def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        """See `LogitsProcessor`."""
         self._start.read(ids[self._read :])
         self._read = len(ids)
         if self._start.begun is not None:
@@ -176,7 +174,6 @@ class CallBan:
         self._control = frame.control
 
     def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        """See `LogitsProcessor`."""
         if self._control is not None and self._control < len(logits):
             logits[self._control] = -torch.inf
         return logits

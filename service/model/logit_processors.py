@@ -21,7 +21,6 @@ class Penalties:
         self._read = 0
 
     def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        """See `LogitsProcessor`."""
         if self._counts is None:
             self._counts = torch.zeros_like(logits)
         fresh = torch.tensor(ids[self._read :], dtype=torch.int64, device=logits.device)
@@ -43,7 +42,6 @@ class LogitBias:
         self._placed: tuple[Tensor, Tensor] | None = None  # ids and what is added, on the logits' device
 
     def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        """See `LogitsProcessor`."""
         if self._placed is None:
             self._placed = self._place(logits)
         return logits.index_add(0, *self._placed)
@@ -55,7 +53,6 @@ class LogitBias:
 
     @property
     def highest(self) -> int:
-        """The highest token id in the bias."""
         return max(self._biases)
 
     def _place(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +71,6 @@ class GeneratorRule:
         self.fields = fields
 
     def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        """See `LogitsProcessor`."""
         raise Unavailable(f"only the generator obeys {', '.join(self.fields)}: ask again when it is there")
 
 
@@ -85,7 +81,6 @@ class ProcessorChain:
         self.processors = tuple(processors)
 
     def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        """See `LogitsProcessor`."""
         for processor in self.processors:
             logits = processor(ids, logits)
         return logits

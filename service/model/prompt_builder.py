@@ -83,11 +83,9 @@ class PromptTokens:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the whole prompt has."""
         return len(self.prefix) + sum(len(run.ids) for run in self.runs) + len(self.suffix)
 
     def prompt(self, sources: Mapping[int, RecordSource]) -> Prompt:
-        """The prompt for the engine, with these records."""
         segments = [
             TextSegment(run.ids) if run.passage is None else ChunkSegment(run.ids, sources.get(run.passage))
             for run in self.runs
@@ -105,7 +103,6 @@ class PromptBuilder:
         self._opening = lru_cache(_REMEMBERED)(self._opening_ids)
 
     def gap_ids(self, passage: PromptPassage) -> Ids:
-        """The token ids of the gap behind a passage."""
         return self._part_ids(TurnPart(passage.gap))
 
     def says(self, text: str) -> bool:
@@ -213,7 +210,6 @@ class PromptBuilder:
 
 
 def question_turns(passages: Sequence[PromptPassage], *, question: str, system: str = SYSTEM) -> list[TurnParts]:
-    """A question about passages."""
     head = TurnParts("system", (TurnPart(system),))
     numbered = dict(enumerate(passages))
     return [head, TurnParts("user", (*passage_parts(numbered), TurnPart(ASK + question)))]

@@ -33,7 +33,6 @@ class ModelSpeeds:
     byte_s: float
 
     def full_s(self, tokens: int) -> float:
-        """The seconds of full prefill."""
         return self.prefill_s + self._rows_s(tokens, tokens)
 
     def prefix_s(self, sizes: PromptSizes) -> float:

@@ -184,7 +184,6 @@ def _message(added: Sequence[MessageAdded]) -> AnswerMessage:
 
 
 def extra_of(finished: Finished, sources: tuple[Source, ...]) -> Extra:
-    """What is told of an answer besides."""
     return Extra(
         report=finished.report,
         sources=[rendered_source(each) for each in sources],

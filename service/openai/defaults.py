@@ -32,7 +32,6 @@ class Defaults:
 
     @classmethod
     def of(cls, core: "Core") -> Self:
-        """What holds in this service."""
         has_generator = core.settings.generator is not None
         return cls(core.order, core.settings.top_k, has_generator=has_generator, usual=core.model.usual)
 

@@ -85,7 +85,6 @@ class FileBatch(OneOf):
 
     @property
     def wanted(self) -> list[AttachedFile]:
-        """Each file with what holds for it."""
         shared = {"attributes": self.attributes, "chunking_strategy": self.chunking_strategy}
         given = self.files or [AttachedFile.model_validate({"file_id": each}) for each in self.file_ids]
         return [

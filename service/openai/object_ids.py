@@ -15,7 +15,6 @@ class ObjectIds:
     prefix: str
 
     def id_of(self, name: str) -> str:
-        """The id of what has this name."""
         return self.prefix + quote(name, safe="").replace("~", "%7E").replace("%", "~")
 
     def name_of(self, object_id: str) -> str | None:

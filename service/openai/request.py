@@ -123,7 +123,6 @@ class Message(Strict):
 
     @property
     def text(self) -> str:
-        """The text of all parts, a line for each."""
         given = self.content or ""
         return given if isinstance(given, str) else "\n".join(part.text for part in given)
 

@@ -135,7 +135,6 @@ _ENDPOINTS: Final = (
 
 
 def router() -> APIRouter:
-    """The routes of all endpoints."""
     routes = APIRouter(
         dependencies=[Depends(BEARER), Depends(must_see)], responses=_FAILURES, tags=["OpenAI-compatible"]
     )

@@ -100,7 +100,6 @@ def draft_in(by: Caller, view: CatalogView, *, file: StoredFile) -> Draft:
 
 
 def texts_of(draft: Draft) -> list[str]:
-    """The texts of a draft, in their order."""
     return [draft.text] if draft.text else [part.text for part in draft.parts]
 
 

@@ -57,7 +57,6 @@ class TextRequest(SamplingFields):
 
     @property
     def prompts(self) -> Sequence[str]:
-        """The texts, in order."""
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
     def asked(self, principal: Principal, *, id: str, defaults: Defaults) -> list[AnswerRequest]:

@@ -48,7 +48,6 @@ class SeenLabels:
         self._lock = Lock()
 
     def __call__(self, value: str) -> str:
-        """The label for this value."""
         name = self._names.get(value)
         if name is None:
             with self._lock:
@@ -59,7 +58,6 @@ class SeenLabels:
 
 
 def one_of(known: frozenset[str]) -> Fold:
-    """A fold that keeps these words."""
     return lambda value: value if value in known else OTHER
 
 
@@ -72,7 +70,6 @@ def miss(reason: MissReason) -> str:
 
 
 def status(code: int) -> str:
-    """The status as a label."""
     return str(code) if code in STATUSES else OTHER
 
 

@@ -140,7 +140,6 @@ class Metrics:
         self._add(tenant, Tally({"failures": 1}))
 
     def uploaded(self, tenant: str, *, state: str) -> None:
-        """An upload came to this state."""
         self._uploads.labels(self._tenant(tenant), self._state(state.lower())).inc()
 
     def captured(self, tenant: str, *, tokens: int, nbytes: int, seconds: float) -> None:

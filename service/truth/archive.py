@@ -55,7 +55,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tenants(self) -> list[str]:
-        """The tenants whose catalogs are in the backup."""
         return [tenant for name in self.files if (tenant := tenant_of(name))]
 
 

@@ -33,7 +33,6 @@ class GeneratedAnswer(PendingRequest):
         self._counts: dict[int, int] = {}  # tokens by answer, of messages
 
     def tell(self, event: Event) -> None:
-        """See `PendingRequest.tell`."""
         self.is_ready = True
         super().tell(event)
 

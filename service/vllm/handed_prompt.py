@@ -20,7 +20,6 @@ class HandedPrompt:
 
     @property
     def params(self) -> Mapping[str, object]:
-        """See `handed_params`."""
         return handed_params(self._lease)
 
     async def ready(self) -> Ready | None:

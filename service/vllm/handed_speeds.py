@@ -19,7 +19,6 @@ class LinearTime:
         return cls(max(0.0, few[1] - token_s * few[0]), token_s)
 
     def seconds(self, tokens: int) -> float:
-        """What so many tokens take."""
         return self.base_s + self.token_s * tokens
 
 

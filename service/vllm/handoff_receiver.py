@@ -25,7 +25,6 @@ class HandoffReceiver:
 
     @property
     def lease(self) -> Lease:
-        """The prompt that waits."""
         assert self._lease is not None, "the prompt's turn has come"
         return self._lease
 
@@ -38,7 +37,6 @@ class HandoffReceiver:
                 self._context = prompt.context
 
     def final(self, layer: int) -> None:
-        """See `PromptReceiver.final`."""
         with self._lock:
             if self._lease is None or self._context is None:
                 return

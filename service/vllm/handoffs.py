@@ -41,7 +41,6 @@ class HandoffReaders:
     is_internal: bool = False
 
     def admit(self, who: Principal) -> bool:
-        """Whether somebody may fetch it."""
         if who.fetches_all:
             return True
         return not self.is_internal and who.tenant == self.tenant and who.bound == self.bound

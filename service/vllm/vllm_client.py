@@ -122,7 +122,6 @@ class VllmClient:
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
 
     async def models(self) -> dict[str, int]:
-        """The windows of all models, by their names."""
         found = await self._json("GET", "/models")
         rows = cast(list[Json], found.get("data", []))
         return {str(row["id"]): cast(int, row.get("max_model_len") or 0) for row in rows if "id" in row}
@@ -133,7 +132,6 @@ class VllmClient:
         return cast(list[int], found.get("tokens", []))
 
     async def whole(self, asked: Completion, *, most_tokens: int) -> WholeCompletion:
-        """An answer in one piece."""
         found = await self._json("POST", "/completions", body=asked.body(most_tokens))
         params = cast(Json, found.get("kv_transfer_params") or {}).get("kvweave")
         loaded = cast(int, cast(Json, params).get("loaded")) if isinstance(params, dict) else None
@@ -176,7 +174,6 @@ class VllmClient:
                     yield _parsed(event.data)
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
         await self._http.aclose()
 
     async def _json(self, method: str, path: str, *, body: Json | None = None, root: str | None = None) -> Json:

@@ -51,7 +51,6 @@ class AnswerTicket:
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
-        """See `Ticket.cancel`."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -86,7 +85,6 @@ class VllmEngine:
         self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
     def submit(self, request: EngineRequest, listen: Callable[[Event], None]) -> Ticket:
-        """See `Engine.submit`."""
         model = self._model
         rules = None if request.receiver is not None else self._rules(request.sampling)
         if rules is None:
@@ -105,11 +103,9 @@ class VllmEngine:
         return ticket
 
     def refuse_late(self, payer: str, left_s: float) -> None:
-        """See `Engine.refuse_late`."""
         self._local.refuse_late(payer, left_s)
 
     def waits_s(self, payer: str) -> float:
-        """See `Engine.waits_s`."""
         return self._local.waits_s(payer)
 
     def capture(
@@ -120,15 +116,12 @@ class VllmEngine:
         before: Sequence[Sequence[int]] = (),
         payer: str = "",
     ) -> Future[list[Record]]:
-        """See `Engine.capture`."""
         return self._local.capture(prefix, chunks, before=before, payer=payer)
 
     def compute(self, parts: Sequence[Callable[[], T]], *, payer: str = "") -> Future[list[T]]:
-        """See `Engine.compute`."""
         return self._local.compute(parts, payer=payer)
 
     def identify(self, fingerprint: Fingerprint) -> None:
-        """See `Engine.identify`."""
         self._fingerprint = fingerprint
         self._local.identify(fingerprint)
 
@@ -146,11 +139,9 @@ class VllmEngine:
 
     @property
     def takes(self) -> bool:
-        """See `Engine.takes`."""
         return self._local.takes and not self._closing
 
     def close(self) -> None:
-        """See `Engine.close`."""
         self._closing = True
         self._watching.cancel()
         asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()

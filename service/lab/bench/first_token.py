@@ -71,7 +71,6 @@ class FirstTokenTimer:
         self._opening = ThreadPoolExecutor(FETCHES, "kvweave-bench")
 
     def close(self) -> None:
-        """Stop the threads."""
         self._opening.shutdown()
 
     def rows(
@@ -117,7 +116,6 @@ class FirstTokenTimer:
 
 
 def lay(model: ServedModel, chunks: Sequence[PromptPassage]) -> PromptTokens:
-    """The prompt of these chunks."""
     return model.prompt_builder.lay(question_turns(chunks, question=QUESTION))
 
 

@@ -124,7 +124,6 @@ class CaseProbe:
         self._engine = LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint, limits=limits)
 
     def close(self) -> None:
-        """Stop the engine."""
         self._engine.close()
 
     def measure(

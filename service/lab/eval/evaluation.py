@@ -79,7 +79,6 @@ class Evaluation:
 
     @property
     def compared(self) -> Sequence[Case]:
-        """The questions that points are compared by."""
         return halves(self.cases)[1] if self.fits else self.cases
 
     def check(self, *, is_kept: bool) -> None:

@@ -30,7 +30,6 @@ def words(text: str) -> list[str]:
 
 
 def exact_match(answer: str, wanted: Sequence[str]) -> float:
-    """1 where the answer says what one of the wanted answers says."""
     return float(any(words(answer) == words(each) for each in wanted))
 
 

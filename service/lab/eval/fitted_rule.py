@@ -55,7 +55,6 @@ class Fitting:
         self._asked = 0
 
     def close(self) -> None:
-        """Stop the engine."""
         self._probe.close()
 
     def run(self, progress: Callable[[int], None]) -> FittedRule:

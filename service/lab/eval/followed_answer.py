@@ -69,7 +69,6 @@ class Following:
         self.prefers_all = True
 
     def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        """See `LogitsProcessor`."""
         self._logits.append(logits)
         wanted = self._given[len(ids)] if len(ids) < len(self._given) else None if self.prefers_all else self._end
         if wanted is None:

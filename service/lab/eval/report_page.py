@@ -43,7 +43,6 @@ class Column:
     interval: str = ""
 
     def number(self, row: ResultRow) -> str:
-        """The row's number as readers see it."""
         return _number(self.get(row), self.form)
 
     def span(self, row: ResultRow) -> str:

@@ -261,7 +261,6 @@ class _Ratio:
 
 
 def _ratio(above: Numbers, below: Numbers) -> _Ratio:
-    """One mean over the other."""
     return _Ratio(float(_known(above).mean() / _known(below).mean()), ratio_interval(above, below))
 
 

@@ -53,7 +53,6 @@ class Case:
         return self.answers[1:] if self.skip else self.answers
 
     def arranged(self, numbers: Sequence[int]) -> "Case":
-        """The case with these of its passages, in this order."""
         return replace(
             self,
             passages=tuple([self.passages[number] for number in numbers]),
@@ -63,7 +62,6 @@ class Case:
 
     @property
     def turns(self) -> list[TurnParts]:
-        """The turns of the case's prompt."""
         return self.form.turns(self.passages, question=self.question, system=self.system, before=self.before)
 
 
@@ -82,7 +80,6 @@ def read_questions(path: Path) -> list[Case]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a user's file."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

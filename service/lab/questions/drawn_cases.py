@@ -43,7 +43,6 @@ class CutDocument:
 
     @classmethod
     def of(cls, document: Document) -> "CutDocument":
-        """A document of a catalog."""
         return cls(document.title, tuple(part.text.strip() for part in document.parts))
 
 

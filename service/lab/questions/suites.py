@@ -44,7 +44,6 @@ class Draw:
             raise SuiteError(f"a prompt has {_LEAST_TOKENS} to {100 * MOST_PASSAGES} tokens, got {self.tokens}")
 
     def shape(self, random: Random) -> SceneShape:
-        """The shape of one scene."""
         shape = LEVELS[self.level]
         if self.tokens is not None:
             shape = _long(shape, random, tokens=self.tokens)
@@ -88,7 +87,6 @@ def suites(drawn: Mapping[str, Draw], *, seed: int, size: int) -> list[Case]:
 
 
 def in_forms(cases: Sequence[Case], forms: Sequence[str]) -> list[Case]:
-    """The questions of a file in each of these forms."""
     for form in forms:
         if form not in FORMS:
             raise SuiteError(f"no form of a file's questions is named {form!r}: choose of {', '.join(FORMS)}")
@@ -96,7 +94,6 @@ def in_forms(cases: Sequence[Case], forms: Sequence[str]) -> list[Case]:
 
 
 def passages(scene: Scene) -> tuple[PromptPassage, ...]:
-    """The passages of a scene as they go into a prompt."""
     return tuple(PromptPassage(passage.text, passage.title) for passage in scene.passages)
 
 

@@ -41,7 +41,6 @@ class ResponseEvents:
         self._open: TextItem | CallItem | None = None  # the item that came last
 
     async def whole(self, events: AsyncGenerator[Event]) -> ResponseBody:
-        """The response when it has ended."""
         async with aclosing(events):
             async for event in events:
                 for _ in self._events(event):

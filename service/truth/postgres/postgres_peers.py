@@ -122,7 +122,6 @@ class PostgresPeers(Peers):
         return wait_s if count >= most else None
 
     def others(self) -> list[ReplicaRow]:
-        """The services beside this one."""
         with self._database.connection() as connection:
             found = connection.execute("SELECT row, name, store, beat FROM replicas WHERE row <> ?", (self.row,))
             return [ReplicaRow(*each) for each in found.fetchall()]
@@ -180,7 +179,6 @@ class PostgresPeers(Peers):
         return True
 
     def leave(self) -> None:
-        """Is no service any more."""
         with suppress(CatalogError), self._database.connection() as connection:
             connection.execute("DELETE FROM replicas WHERE row = ?", (self.row,))
             connection.execute("DELETE FROM claims WHERE replica = ?", (self.row,))
