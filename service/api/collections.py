@@ -11,6 +11,7 @@ from retriever.catalog.view import CatalogView
 from retriever.types import Collection, FillerPassage
 from service.api.caller import By, Caller, unknown
 from service.api.fields import ChunkId, CollectionName, Strict, Whole
+from service.api.rendering import rendered
 from service.documents.collection_rules import CollectionRules, check_collection
 from service.documents.fillers import choose
 from service.documents.tenants import SWEEP_S
@@ -182,15 +183,6 @@ def _body(
     name: str, rules: CollectionRules, *, documents: int, filler: Mapping[str, Sequence[FillerPassage]]
 ) -> CollectionOut:
     passages = (each for found in filler.values() for each in found)
-    return CollectionOut(
-        name=name,
-        chunk_tokens=rules.chunk_tokens,
-        system=SYSTEM if rules.system is None else rules.system,
-        embedder=rules.embedder,
-        search=rules.search,
-        in_context=rules.in_context,
-        floor=rules.floor,
-        on_empty=rules.on_empty,
-        documents=documents,
-        filler=[FillerOut(document_id=each.document, chunk_id=each.chunk, title=each.title) for each in passages],
-    )
+    filled = [FillerOut(document_id=each.document, chunk_id=each.chunk, title=each.title) for each in passages]
+    system = SYSTEM if rules.system is None else rules.system
+    return rendered(CollectionOut, rules, name=name, system=system, documents=documents, filler=filled)

@@ -20,6 +20,7 @@ from service.api.fields import (
     check_metadata,
 )
 from service.api.guards import parse
+from service.api.rendering import end_of, rendered
 from service.api.uploads import Accepted, DocumentIn, accept, draft_of, located
 from service.documents.chunk_caches import ChunkState
 from service.documents.collection_rules import DEFAULT_COLLECTION
@@ -214,28 +215,9 @@ def _gone_and_kept(by: Caller, removed: Removed) -> tuple[list[str], list[str]]:
 
 def _shown(by: Caller, view: CatalogView, *, row: DocumentRow) -> DocumentOut:
     chunks = len(view.passages(row.id, allowed=by.allowed())) if by.is_bound else row.parts
-    return DocumentOut(
-        id=by.who.shown_id(row.id),
-        collection=row.collection,
-        title=row.title,
-        metadata=dict(row.metadata),
-        chunks=chunks,
-        created=row.created,
-        updated=row.updated,
-    )
+    return rendered(DocumentOut, row, id=by.who.shown_id(row.id), chunks=chunks)
 
 
 def _chunk(passage: Passage, state: ChunkState) -> ChunkOut:
-    return ChunkOut(
-        chunk_id=passage.id,
-        place=passage.place,
-        name=passage.name,
-        text=passage.text,
-        metadata=dict(passage.metadata),
-        page=passage.page,
-        start=passage.start,
-        end=None if passage.start is None else passage.start + len(passage.text),
-        state=state.state.value,
-        bytes=state.nbytes,
-        tier=state.tier,
-    )
+    told = {"state": state.state.value, "bytes": state.nbytes, "tier": state.tier}
+    return rendered(ChunkOut, passage, chunk_id=passage.id, end=end_of(passage), **told)

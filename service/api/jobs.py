@@ -13,6 +13,7 @@ from retriever.upload_types import Job, QueuedUpload, UploadState
 from service.api.caller import By, Caller, unknown
 from service.api.changes import change_token
 from service.api.fields import JobId, Limit
+from service.api.rendering import rendered
 from service.api.streams import EventStream, sse
 
 POLL_S = 0.25
@@ -156,19 +157,8 @@ def _job(by: Caller, job_id: str) -> tuple[Job, _Seen]:
 
 
 def _shown(job: Job, seen: _Seen) -> JobOut:
-    return JobOut(
-        id=job.id,
-        status=_status(job),
-        uploads={state.value: count for state, count in job.states.items()},
-        chunks=job.chunks,
-        stored=job.stored,
-        over_budget=job.over_budget,
-        unsupported=job.unsupported,
-        created=job.created,
-        updated=job.updated,
-        search_waits=seen.search_waits,
-        change=seen.change,
-    )
+    uploads = {state.value: count for state, count in job.states.items()}
+    return rendered(JobOut, job, status=_status(job), uploads=uploads, **seen._asdict())
 
 
 def _status(job: Job) -> Status:
@@ -180,14 +170,4 @@ def _status(job: Job) -> Status:
 
 
 def _item(upload: QueuedUpload, *, name: str) -> UploadOut:
-    return UploadOut(
-        document=name,
-        collection=upload.collection,
-        file=upload.name,
-        state=upload.state.value,
-        chunks=upload.chunks,
-        stored=upload.stored,
-        over_budget=upload.over_budget,
-        unsupported=upload.unsupported,
-        detail=upload.detail,
-    )
+    return rendered(UploadOut, upload, document=name, file=upload.name)

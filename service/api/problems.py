@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Match, Router
 from starlette.types import Scope
 
 from blend.errors import Late
+from service.api.rendering import rendered
 from service.errors import TABLE, UNFORESEEN, FailureKind, Invalid, ServiceError, Unauthorized, kind_of
 
 MEDIA: Final = "application/problem+json"
@@ -77,13 +78,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def problem_of(failure: Failure, request_id: str) -> Problem:
-    return Problem(
-        title=failure.title,
-        status=failure.status,
-        detail=failure.detail,
-        request_id=request_id,
-        errors=list(failure.errors),
-    )
+    return rendered(Problem, failure, request_id=request_id)
 
 
 def as_problem(failure: Failure, request_id: str) -> Response:

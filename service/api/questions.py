@@ -207,16 +207,7 @@ def _lookup(wanted: AskedQuestion, query: str, *, top_k: int) -> Lookup | None:
 def _sampling(wanted: SamplingIn | None) -> Sampling:
     if wanted is None:
         return Sampling()
-    return Sampling(
-        max_tokens=wanted.max_tokens,
-        temperature=wanted.temperature,
-        top_p=wanted.top_p,
-        top_k=wanted.top_k,
-        min_p=wanted.min_p,
-        repetition_penalty=wanted.repetition_penalty,
-        stop=stop_strings(wanted.stop),
-        seed=wanted.seed,
-    )
+    return Sampling(**wanted.model_dump(exclude={"response_format", "stop"}), stop=stop_strings(wanted.stop))
 
 
 def _grammar(wanted: SamplingIn | None) -> Json | None:

@@ -3,12 +3,15 @@
 import math
 import re
 from collections.abc import Mapping
+from typing import TypeVar
 
 from fastapi import Response
 from pydantic import BaseModel
 
 from retriever.types import Passage
 from service.answers.events import Source, Usage
+
+B = TypeVar("B", bound=BaseModel)
 
 _NO_TOKEN = re.compile(r"[^\w!#$%&'*+.^`|~-]", re.ASCII)
 
@@ -39,35 +42,28 @@ class SourceOut(BaseModel):
     end: int | None
 
 
+def rendered(body: type[B], found: object, **others: object) -> B:
+    """The body of what was found, by fields of the same names, and of other fields."""
+    same = {name: getattr(found, name) for name in body.model_fields if hasattr(found, name)}
+    return body.model_validate(same | others)
+
+
 def rendered_passage(passage: Passage, score: float) -> SourceOut:
-    return SourceOut(
-        chunk_id=passage.id,
-        document_id=passage.document,
-        title=passage.title,
-        score=score,
-        text=passage.text,
-        metadata=dict(passage.metadata),
-        page=passage.page,
-        start=passage.start,
-        end=None if passage.start is None else passage.start + len(passage.text),
+    return rendered(
+        SourceOut, passage, chunk_id=passage.id, document_id=passage.document, score=score, end=end_of(passage)
     )
+
+
+def end_of(passage: Passage) -> int | None:
+    """The first character behind a passage in its document's text, where it was cut from one."""
+    return None if passage.start is None else passage.start + len(passage.text)
 
 
 def rendered_source(source: Source) -> SourceOut:
     """A source of an answer: a passage, or a document that came with the request."""
     if source.passage is not None:
         return rendered_passage(source.passage, source.score)
-    return SourceOut(
-        chunk_id=source.chunk_id,
-        document_id=source.document_id,
-        title=source.title,
-        score=source.score,
-        text=source.text,
-        metadata={},
-        page=None,
-        start=None,
-        end=None,
-    )
+    return rendered(SourceOut, source, metadata={}, page=None, start=None, end=None)
 
 
 def rendered_usage(usage: Usage) -> UsageOut:

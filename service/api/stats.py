@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from service.api.caller import By, Caller
 from service.api.fields import Strict
 from service.api.guards import core_of
+from service.api.rendering import rendered
 from service.errors import Unavailable
 from service.telemetry.metrics import TenantTotals
 from service.truth.control import BlendingSwitch
@@ -90,13 +91,7 @@ def put_blend(by: By, switch: BlendSwitch) -> BlendSwitch:
 
 
 def _served(totals: TenantTotals) -> Served:
-    return Served(
-        requests=totals.requests,
-        sources=dict(totals.chunks),
-        hit_rates=totals.hit_rates,
-        prompt_tokens=totals.prompt_tokens,
-        tokens_saved=totals.reused_tokens,
-    )
+    return rendered(Served, totals, sources=totals.chunks, tokens_saved=totals.reused_tokens)
 
 
 def _tiers(by: Caller) -> list[TierUsage]:

@@ -35,17 +35,10 @@ class SamplingFields(Strict):
 
     def over(self, usual: Sampling) -> Sampling:
         """The sampling that is asked for, with the usual one's where this says nothing."""
-        return replace(
-            usual,
-            temperature=usual.temperature if self.temperature is None else self.temperature,
-            top_p=usual.top_p if self.top_p is None else max(self.top_p, SMALLEST),
-            top_k=usual.top_k if self.top_k is None else self.top_k,
-            min_p=usual.min_p if self.min_p is None else self.min_p,
-            repetition_penalty=usual.repetition_penalty if self.repetition_penalty is None else self.repetition_penalty,
-            seed=self.seed,
-            stop=stop_strings(self.stop),
-            processor=self._processor,
-        )
+        said = self.model_dump(include={"temperature", "top_k", "min_p", "repetition_penalty"}, exclude_none=True)
+        if self.top_p is not None:
+            said["top_p"] = max(self.top_p, SMALLEST)
+        return replace(usual, **said, seed=self.seed, stop=stop_strings(self.stop), processor=self._processor)
 
     @property
     def _processor(self) -> LogitsProcessor | None:
