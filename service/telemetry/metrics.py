@@ -6,7 +6,7 @@ Every label is one of a bounded set: `labels.py` folds what comes in.
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -19,7 +19,7 @@ from blend.fuse.policy import policy_name
 from service.errors import ServiceError
 from service.reports import Report, Usage
 from service.telemetry import labels
-from store.errors import MissReason, StoreError
+from store.errors import StoreError
 from store.upkeep import StorageUsage as Tier
 
 PREFIX = "kvweave_"
@@ -32,18 +32,17 @@ FIRST_TOKEN_S = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.4, 0.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TenantTotals:
-    """The counts of one tenant since the process started. `reused` tokens are those that were not computed."""
+    """The counts of one tenant's answers since the process started. `reused` tokens are those that were not computed.
+
+    `chunks`: by source.
+    """
 
     requests: int = 0
-    failures: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    recomputed_tokens: int = 0
-    completion_tokens: int = 0
-    chunks: Mapping[str, int] = field(default_factory=dict[str, int])  # by source
-    misses: Mapping[str, int] = field(default_factory=dict[str, int])  # by reason
+    chunks: Tally[str] = field(default_factory=Tally[str])
 
     @property
     def hit_rates(self) -> dict[str, float]:
@@ -65,7 +64,7 @@ class Metrics:
         self._error = labels.SeenLabels(ERRORS)
         self._method, self._stage = labels.one_of(labels.METHODS), labels.one_of(labels.STAGES)
         self._finish, self._state = labels.one_of(labels.FINISHES), labels.one_of(labels.UPLOAD_STATES)
-        self._tallies: dict[str, Tally[str]] = {}
+        self._totals: dict[str, TenantTotals] = {}
         self._lock = Lock()
         self._refusal = labels.one_of(labels.REFUSALS)
         self._make_http()
@@ -124,20 +123,21 @@ class Metrics:
         """An answer ended. `reason`: how."""
         self._answers.labels(self._tenant(tenant), self._policy(policy_name(report.policy)), self._finish(reason)).inc()
         self._count_tokens(tenant, usage)
-        tally = Tally({"requests": 1})
-        for chunk in report.chunks:
-            tally[f"source {self._count_chunk(tenant, chunk.source)}"] += 1
-            if chunk.miss_reason is not None:
-                tally[f"miss {self._count_miss(tenant, chunk.miss_reason.reason)}"] += 1
-        tally.update(_tokens(usage))
-        self._add(tenant, tally)
+        sources = [self._count_chunk(tenant, chunk.source) for chunk in report.chunks]
+        for miss in (chunk.miss_reason for chunk in report.chunks if chunk.miss_reason):
+            self._misses.labels(self._tenant(tenant), labels.miss(miss.reason)).inc()
+        with self._lock:
+            own = self._totals.setdefault(tenant, TenantTotals())
+            own.requests += 1
+            own.prompt_tokens += usage.prompt
+            own.reused_tokens += usage.reused
+            own.chunks.update(sources)
         for stage, milliseconds in report.timings_ms.items():
             self._observe(policy_name(report.policy), stage, seconds=milliseconds / 1000)
 
     def failed(self, tenant: str, *, error: str) -> None:
         """An answer ended by an error; `error` is the name of its class."""
         self._failures.labels(self._tenant(tenant), self._error(error)).inc()
-        self._add(tenant, Tally({"failures": 1}))
 
     def uploaded(self, tenant: str, *, state: str) -> None:
         self._uploads.labels(self._tenant(tenant), self._state(state.lower())).inc()
@@ -176,22 +176,12 @@ class Metrics:
     def totals(self, tenant: str) -> TenantTotals:
         """The counts of this tenant alone, also where its label is `other`."""
         with self._lock:
-            tally = Tally(self._tallies.get(tenant, {}))
-        return TenantTotals(
-            requests=tally["requests"],
-            failures=tally["failures"],
-            prompt_tokens=tally["prompt"],
-            reused_tokens=tally["reused"],
-            recomputed_tokens=tally["recomputed"],
-            completion_tokens=tally["completion"],
-            chunks=_under("source ", tally),
-            misses=_under("miss ", tally),
-        )
+            found = self._totals.get(tenant, TenantTotals())
+            return replace(found, chunks=Tally(found.chunks))
 
     def _count_tokens(self, tenant: str, usage: Usage) -> None:
-        counts = _tokens(usage)
-        prompt = counts.pop("prompt")
-        counts["fresh"] = max(0, prompt - usage.reused - usage.recomputed)
+        counts = asdict(usage)
+        counts["fresh"] = max(0, counts.pop("prompt") - usage.reused - usage.recomputed)
         for kind, count in counts.items():
             self._tokens.labels(self._tenant(tenant), kind).inc(count)
 
@@ -200,20 +190,11 @@ class Metrics:
         self._chunks.labels(self._tenant(tenant), name).inc()
         return name
 
-    def _count_miss(self, tenant: str, reason: MissReason) -> str:
-        name = labels.miss(reason)
-        self._misses.labels(self._tenant(tenant), name).inc()
-        return name
-
     def _observe(self, policy: str, stage: str, *, seconds: float) -> None:
         if stage == "first_token":
             self._first_s.labels(self._policy(policy)).observe(seconds)
         else:
             self._stage_s.labels(self._stage(stage)).observe(seconds)
-
-    def _add(self, tenant: str, tally: Tally[str]) -> None:
-        with self._lock:
-            self._tallies.setdefault(tenant, Tally()).update(tally)
 
     def _counter(self, name: str, help_text: str, *, names: Iterable[str]) -> Counter:
         return Counter(f"{PREFIX}{name}", help_text, tuple(names), registry=self._registry)
@@ -297,16 +278,3 @@ def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily
         GaugeMetricFamily(f"{PREFIX}store_bytes", "Bytes that a tier takes", labels=["tier"]),
         GaugeMetricFamily(f"{PREFIX}store_budget_bytes", "Bytes that a tier may take", labels=["tier"]),
     )
-
-
-def _tokens(usage: Usage) -> dict[str, int]:
-    return {
-        "prompt": usage.prompt,
-        "completion": usage.completion,
-        "reused": usage.reused,
-        "recomputed": usage.recomputed,
-    }
-
-
-def _under(prefix: str, tally: Tally[str]) -> dict[str, int]:
-    return {name.removeprefix(prefix): count for name, count in tally.items() if name.startswith(prefix)}
