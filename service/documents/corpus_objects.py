@@ -1,51 +1,22 @@
 """The files below a place in object storage. Each is fetched when it is read, which is when it has changed."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from retriever.readers.files import SUFFIXES, why_aside
 from retriever.readers.reading import MAX_BYTES, ReadingProblem, megabytes
 from service.documents.corpus_listing import CorpusFile
 
-
-class ListedObject(Protocol):
-    """One of a listing; `modified` in seconds since 1970."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def modified(self) -> float: ...
-
-
-class ObjectContent(Protocol):
-    """What was read of an object."""
-
-    @property
-    def data(self) -> memoryview: ...
-
-
-class ObjectFolder(Protocol):
-    """What a run asks of object storage."""
-
-    label: str
-
-    def listing(self, folder: str) -> Iterable[ListedObject]:
-        """All objects, in path order."""
-        ...
-
-    def read(self, path: str, wanted: range) -> ObjectContent | None:
-        """These bytes, or as many as there are; None where there is no object."""
-        ...
+if TYPE_CHECKING:
+    from store.objects.object_client import ObjectClient
 
 
 class CorpusObjects:
     """The files of one argument, of known formats; what is left out of folders is left out here."""
 
-    def __init__(self, folder: ObjectFolder) -> None:
+    def __init__(self, folder: "ObjectClient") -> None:
         self.base = folder.label.rstrip("/")
         self._folder = folder
 
