@@ -17,7 +17,7 @@ from service.answers.events import (
     Usage,
 )
 from service.answers.whole_answer import Piece, WholeAnswer
-from service.api.rendering import rendered_source
+from service.api.rendering import rendered, rendered_source
 from service.errors import Unavailable
 from service.openai.answer_bodies import (
     AnsweredCall,
@@ -50,17 +50,15 @@ class Envelope:
     id: str
     created: int
     model: str
-    fingerprint: str
+    system_fingerprint: str
 
 
 def completion(answer: WholeAnswer, envelope: Envelope) -> ChatCompletion:
     """The whole answer."""
     ends = [*(each for each in answer.pieces if isinstance(each, ChoiceFinished)), answer.end]
-    return ChatCompletion(
-        id=envelope.id,
-        created=envelope.created,
-        model=envelope.model,
-        system_fingerprint=envelope.fingerprint,
+    return rendered(
+        ChatCompletion,
+        envelope,
         choices=[_choice(each, answer.pieces) for each in sorted(ends, key=lambda end: end.choice)],
         usage=usage_of(answer.end.usage),
         kvweave=extra_of(answer.end, answer.sources),
@@ -133,15 +131,7 @@ class Chunks:
         return self._bare([ChunkChoice(index=choice, delta=delta, logprobs=logprobs, finish_reason=reason)])
 
     def _bare(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
-        each = self._envelope
-        chunk = ChatCompletionChunk(
-            id=each.id,
-            object="chat.completion.chunk",
-            created=each.created,
-            model=each.model,
-            system_fingerprint=each.fingerprint,
-            choices=choices,
-        )
+        chunk = rendered(ChatCompletionChunk, self._envelope, object="chat.completion.chunk", choices=choices)
         if self._with_usage:
             chunk.usage = None  # said, and not left out
         return chunk

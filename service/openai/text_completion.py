@@ -12,6 +12,7 @@ from service.answers.answer_request import AnswerRequest, Turn
 from service.answers.events import ChoiceFinished, Delta, Event, Finished, Retrieved, Source
 from service.api.fields import WHOLE, Name
 from service.api.questions import SESSION, BlendIn
+from service.api.rendering import rendered
 from service.errors import Invalid
 from service.openai.answer_bodies import CachedTokens, ChatCompletion, Choice, CompletionUsage, Extra, Logprobs
 from service.openai.completion import END, Envelope, extra_of, logprobs_of, reason_of, usage_of
@@ -214,14 +215,7 @@ def _sum(usages: Sequence[CompletionUsage]) -> CompletionUsage:
 def _enveloped(
     envelope: Envelope, choices: list[TextChoice], *, usage: CompletionUsage | None = None
 ) -> TextCompletion:
-    return TextCompletion(
-        id=envelope.id,
-        created=envelope.created,
-        model=envelope.model,
-        system_fingerprint=envelope.fingerprint,
-        choices=choices,
-        usage=usage,
-    )
+    return rendered(TextCompletion, envelope, choices=choices, usage=usage)
 
 
 def _data(body: BaseModel) -> bytes:

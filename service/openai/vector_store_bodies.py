@@ -1,10 +1,12 @@
 """What OpenAI's clients send and read of vector stores, of their files, and of searches in them. Types alone."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field
 
 from retriever.filter_condition import condition
+from retriever.upload_types import UploadState
 from service.api.fields import WHOLE, CollectionName, Strict, Whole
 from service.openai.attribute_filters import AttributeFilter, Scalar
 from service.openai.list_pages import ListBody
@@ -68,6 +70,15 @@ class FileCounts(BaseModel):
     failed: int = 0
     cancelled: int = 0
     total: int = 0
+
+    @classmethod
+    def of(cls, states: Mapping[UploadState, int]) -> Self:
+        """The files by how far they are, of so many in each state."""
+        live = sum(count for state, count in states.items() if state.is_live)
+        failed, completed = (states.get(each, 0) for each in (UploadState.FAILED, UploadState.READY))
+        total = sum(states.values())
+        ended = {"completed": completed, "failed": failed, "cancelled": total - live - failed - completed}
+        return cls(in_progress=live, **ended, total=total)
 
 
 class VectorStore(BaseModel):

@@ -105,17 +105,12 @@ def get_file_batch(by: By, vector_store_id: str, *, batch_id: str) -> VectorStor
         places = {each.collection for each in view.uploads(name, limit=1)} if job else set[str]()
     if job is None or not places <= {VECTOR_STORES.name_of(vector_store_id)}:
         raise unknown("batch of files", batch_id)
-    live = sum(count for state, count in job.states.items() if state.is_live)
-    failed, completed = (job.states.get(each, 0) for each in (UploadState.FAILED, UploadState.READY))
-    total = sum(job.states.values())
-    counts = FileCounts(
-        in_progress=live, completed=completed, failed=failed, cancelled=total - live - failed - completed, total=total
-    )
+    counts = FileCounts.of(job.states)
     return VectorStoreFileBatch(
         id=batch_id,
         created_at=int(job.created),
         vector_store_id=vector_store_id,
-        status="in_progress" if live else "cancelled" if counts.cancelled else "completed",
+        status="in_progress" if counts.in_progress else "cancelled" if counts.cancelled else "completed",
         file_counts=counts,
     )
 

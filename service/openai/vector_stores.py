@@ -1,14 +1,14 @@
 """Vector stores as OpenAI's clients make, list and search them: our collections. Reads and writes nothing by itself."""
 
 import secrets
-from collections.abc import Sequence
+from collections import Counter
 
 from fastapi import Response
 from fastapi.concurrency import run_in_threadpool
 
 from retriever.catalog.view import CatalogView
 from retriever.types import Collection
-from retriever.upload_types import QueuedUpload, UploadState
+from retriever.upload_types import UploadState
 from service.api import collections
 from service.api.caller import By, Caller
 from service.api.collections import Rules
@@ -110,19 +110,6 @@ async def search_vector_store(by: By, vector_store_id: str, *, wanted: VectorSto
     return FoundPage(search_query=queries, data=within)
 
 
-def counts_of(uploads: Sequence[QueuedUpload], *, completed: int) -> FileCounts:
-    """The files by how far they are, where so many serve and these do not."""
-    ended = [each.state for each in uploads if not each.state.is_live]
-    failed, cancelled = ended.count(UploadState.FAILED), ended.count(UploadState.CANCELLED)
-    return FileCounts(
-        in_progress=len(uploads) - len(ended),
-        completed=completed,
-        failed=failed,
-        cancelled=cancelled,
-        total=len(uploads) + completed,
-    )
-
-
 def _seen(by: Caller, vector_store_id: str) -> Collection:
     with by.tenant.catalog.view() as view:
         return collection_for(by, view, vector_store_id=vector_store_id)
@@ -152,9 +139,8 @@ def _tokens(by: Caller, chunking: Chunking | None) -> int:
 
 def _shown(by: Caller, view: CatalogView, *, collection: Collection) -> VectorStore:
     allowed = by.allowed(collection=collection.name)
-    counts = counts_of(
-        [each for each in view.unready(collection.name) if by.owns(each.job)], completed=view.count(allowed)
-    )
+    states = Counter(each.state for each in view.unready(collection.name) if by.owns(each.job))
+    counts = FileCounts.of({**states, UploadState.READY: view.count(allowed)})
     return VectorStore(
         id=VECTOR_STORES.id_of(collection.name),
         created_at=int(collection.created),
