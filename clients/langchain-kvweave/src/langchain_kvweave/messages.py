@@ -69,19 +69,14 @@ def usage(counted: Usage) -> UsageMetadata:
 
 def metadata(answer: ChatAnswer) -> Json:
     """The metadata of an answer. `kvweave`: its report, its sources, and how many cached tokens were recomputed."""
-    report = answer.report
     return {
         "id": answer.id,
         "model_name": answer.model,
         "model_provider": PROVIDER,
         "finish_reason": answer.finish_reason,
         "kvweave": {
-            "policy": report.policy,
-            "ratio": report.ratio,
+            **cast(Json, as_json(answer.report)),
             "recomputed_tokens": answer.usage.recomputed_tokens,
-            "chunks": as_json(report.chunks),
-            "dropped": list(report.dropped),
-            "timings_ms": report.timings_ms,
             "sources": as_json(answer.sources),
         },
     }

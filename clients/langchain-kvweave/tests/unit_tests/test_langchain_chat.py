@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 
 import httpx
+import msgspec
 import pytest
 from langchain_core.load import dumps, loads
 from langchain_core.messages import (
@@ -19,9 +20,10 @@ from langchain_core.messages import (
 )
 from pydantic import SecretStr, ValidationError
 
-from kvweave_client import Client, ConnectionFailed, shared
+from kvweave_client import ChatAnswer, Client, ConnectionFailed, Usage, shared
+from kvweave_client.answers import Report
 from langchain_kvweave import ChatKVWeave, KVWeaveRetriever, KVWeaveSink
-from langchain_kvweave.messages import to_messages
+from langchain_kvweave.messages import result, to_messages
 
 NOWHERE = "http://127.0.0.1:9"
 SECRET = "kvw_secret"
@@ -101,6 +103,16 @@ def test_a_message_goes_over_as_text(message: BaseMessage, said: dict[str, str])
 def test_what_is_not_served_is_named(message: BaseMessage, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         to_messages([HumanMessage("hello"), message])
+
+
+def test_an_answer_comes_with_all_of_its_report() -> None:
+    report = dict.fromkeys(Report.__struct_fields__)
+    report |= {"policy": "full", "ratio": 0.0, "chunks": [], "dropped": ["c"], "timings_ms": {"total": 1.5}}
+    report |= {"expected_ms": {"full": 2.0}, "reason": "sooner", "notes": ["nothing was found"]}
+    report["relevance"] = {"found": False, "best": 0.1, "floor": 0.4}
+    answer = ChatAnswer("1", "m", "so", "stop", Usage(3, 2, 1, 1), (), msgspec.convert(report, Report))
+    told = result(answer).generations[0].message.response_metadata["kvweave"]
+    assert told == {**report, "recomputed_tokens": 1, "sources": []}
 
 
 def test_tools_are_refused_by_name(model: ChatKVWeave) -> None:
