@@ -18,7 +18,7 @@ TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 TRITON := $(shell sed -n 's/^\(triton==[^ ]*\).*/\1/p' torch.lock)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-hybrid test-oldest fuzz kills replicas fmt lock bench walks uploads eval real real-grid model hybrid demo serve clean
+.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-hybrid test-oldest fuzz kills replicas fmt lock bench walks uploads crowd eval real real-grid model hybrid demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -54,7 +54,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 export PYTHONDONTWRITEBYTECODE =
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-hybrid test-oldest fuzz kills replicas bench uploads eval real real-grid model hybrid: export OMP_WAIT_POLICY = PASSIVE
+test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-hybrid test-oldest fuzz kills replicas bench uploads crowd eval real real-grid model hybrid: export OMP_WAIT_POLICY = PASSIVE
 
 # One file's tests run in one process, which computes with one thread. It often waits, so four fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
@@ -139,6 +139,9 @@ bench: $(INSTALLED) ## the benchmarks, as JSON; `make bench ARGS="--trace FILE"`
 
 uploads: $(INSTALLED) ## what small uploads feel of a large one, as JSON; some four minutes
 	@$(PY) -m tests.bench.upload_turns $(ARGS)
+
+crowd: $(INSTALLED) ## what a tenant feels of a hostile one, as tables; some six minutes
+	@$(PY) -m tests.bench.crowd $(ARGS)
 
 walks: $(INSTALLED) ## how many files and rooms an upload, a question and a stored blob pass through
 	@$(PY) -m tests.bench.walks

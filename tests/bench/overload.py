@@ -174,16 +174,17 @@ class Probe:
 
     def rows(self, end: float) -> Json:
         """Milliseconds, and how often it was refused."""
-        took: list[float] = []
-        refused: Counter[str] = Counter()
-        while time.monotonic() < end:
-            start = time.perf_counter()
-            code = self._status()
-            took.append(1000 * (time.perf_counter() - start))
-            refused[code] += code != "200"
-            time.sleep(self.pause_s)
+        seen = [*self.samples(end)]
+        took, refused = [ms for *_, ms, _ in seen], Counter(code for *_, code in seen if code != "200")
         quantiles = {f"p{at}": round(float(np.percentile(took, at))) for at in (50, 95, 99)}
-        return {**quantiles, "asked": len(took), "refused": {code: count for code, count in refused.items() if count}}
+        return {**quantiles, "asked": len(took), "refused": dict(refused)}
+
+    def samples(self, end: float) -> Iterator[tuple[str, float, float, str]]:
+        """What was asked, when by the monotonic clock, the milliseconds that it took, and the status."""
+        while (at := time.monotonic()) < end:
+            code = self._status()
+            yield self.name, at, 1000 * (time.monotonic() - at), code
+            time.sleep(self.pause_s)
 
     def _status(self) -> str:
         connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)

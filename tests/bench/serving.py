@@ -221,7 +221,7 @@ def server(threads: int, model: str, *, memory: str = "2GB", store: str = "") ->
     with TemporaryDirectory() as folder:
         port = free_port()
         near = f"tiered:mem://?budget={memory}|lmdb://{folder}/store"
-        settings = {"DATA": f"{folder}/data", "STORE": store or near}
+        settings = {"DATA": f"{folder}/data", "STORE": store or near, "EMBEDDER": "none"}
         settings |= {
             "MODEL": model,
             "PORT": str(port),
