@@ -158,7 +158,7 @@ def test_while_the_model_loads_the_answer_is_to_come_back() -> None:
     assert caught.status_code == 503 and "retry-after" in caught.response.headers
 
 
-@pytest.mark.parametrize("path", ["completions/a", "responses/a/b", "chat/completion", "models/a/b/c", "files"])
+@pytest.mark.parametrize("path", ["completions/a", "responses/a/b", "chat/completion", "models/a/b/c", "batches"])
 def test_a_path_that_is_not_there_is_told_in_openais_form(path: str) -> None:
     response = run(http(core_telling(*WORDS)).post(f"/v1/{path}", json={}))
     error = response.json()["error"]
