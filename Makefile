@@ -86,8 +86,8 @@ test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
 		tests/store/test_blob_store.py::TestS3 $(ARGS)
 
 # Tests of services that reach into no file of the data folder.
-ON_BOTH := $(addprefix tests/service/test_,core.py deletes.py end_to_end.py fair_shares.py foreign_documents.py \
-	hostile_texts.py ingest.py request_documents.py tenants.py unsearched.py)
+ON_BOTH := $(addprefix tests/service/test_,core.py deletes.py early_ends.py end_to_end.py fair_shares.py foreign_documents.py \
+	hostile_texts.py ingest.py large_kill.py request_documents.py tenants.py unsearched.py)
 
 # Nothing here is a card: its paths are taken, and what only a card has is played.
 test-as-gpu: $(INSTALLED) ## the tests of blend on the paths that a GPU takes
