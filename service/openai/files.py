@@ -14,6 +14,7 @@ from starlette.datastructures import UploadFile
 from retriever.catalog.view import CatalogView
 from service.api.caller import By, Caller
 from service.api.documents import delete_document
+from service.api.rendering import rendered
 from service.api.uploads import UploadedFile, accept, draft_of_file
 from service.errors import Invalid
 from service.openai.file_bodies import FileDeleted, FileList, FileObject, Purpose
@@ -64,7 +65,7 @@ def list_files(by: By, at: AtFile, *, purpose: Purpose | None = None) -> FileLis
         ]
         page = page_of(listed, at)
         shown = [_shown(by, view, file=find_file(by, view, file_id=each)) for each in page.ids]
-    return FileList(data=shown, first_id=page.first, last_id=page.last, has_more=page.has_more)
+    return rendered(FileList, page, data=shown)
 
 
 def get_file(by: By, file_id: str) -> FileObject:

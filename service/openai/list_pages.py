@@ -53,11 +53,11 @@ class ListPage:
     has_more: bool
 
     @property
-    def first(self) -> str | None:
+    def first_id(self) -> str | None:
         return self.ids[0] if self.ids else None
 
     @property
-    def last(self) -> str | None:
+    def last_id(self) -> str | None:
         return self.ids[-1] if self.ids else None
 
 

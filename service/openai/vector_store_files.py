@@ -7,6 +7,7 @@ from fastapi import Query
 from retriever.catalog.view import CatalogView
 from retriever.upload_types import UploadState
 from service.api.caller import By, Caller, unknown
+from service.api.rendering import rendered
 from service.documents.collection_rules import rules_of
 from service.openai.attached_files import attach_files, change_attributes, take_out
 from service.openai.file_bodies import (
@@ -58,7 +59,7 @@ def list_vector_store_files(by: By, vector_store_id: str, *, at: At, status: Sta
         listed = [(came, each) for each, (came, state) in told.items() if status in (None, _status(state))]
         page = page_of(listed, at)
         shown = [_shown(by, view, file=find_file(by, view, file_id=each)) for each in page.ids]
-    return VectorStoreFileList(data=shown, first_id=page.first, last_id=page.last, has_more=page.has_more)
+    return rendered(VectorStoreFileList, page, data=shown)
 
 
 def get_vector_store_file(by: By, vector_store_id: str, *, file_id: str) -> VectorStoreFile:

@@ -12,7 +12,7 @@ from retriever.upload_types import UploadState
 from service.api import collections
 from service.api.caller import By, Caller
 from service.api.collections import Rules
-from service.api.rendering import SourceOut
+from service.api.rendering import SourceOut, rendered
 from service.api.search import SearchRequest, search
 from service.documents.collection_rules import sees_collection
 from service.errors import Conflict, Invalid
@@ -68,7 +68,7 @@ def list_vector_stores(by: By, at: At) -> VectorStoreList:
         by_id = {VECTOR_STORES.id_of(each.name): each for each in seen}
         page = page_of([(each.created, name) for name, each in by_id.items()], at)
         shown = [_shown(by, view, collection=by_id[each]) for each in page.ids]
-    return VectorStoreList(data=shown, first_id=page.first, last_id=page.last, has_more=page.has_more)
+    return rendered(VectorStoreList, page, data=shown)
 
 
 def get_vector_store(by: By, vector_store_id: str) -> VectorStore:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
+from service.api.rendering import rendered
 from service.openai.list_pages import Cursor, page_of
 from service.openai.request import Message
 from service.openai.responses.response_bodies import (
@@ -19,16 +20,13 @@ from service.openai.responses.response_bodies import (
 
 def given_items(messages: Sequence[str], at: Cursor, *, name: str) -> GivenItems:
     """A page of the items that messages, as text of JSON, stand for. Ids are made of `name`, and stay the same."""
-    found = [
-        item
+    by_id = {
+        item.id: item
         for number, text in enumerate(messages)
         for item in _items_of(Message.model_validate(json.loads(text)), f"{name}_{number}")
-    ]
-    by_id = {each.id: each for each in found}
+    }
     page = page_of([(number, each) for number, each in enumerate(by_id)], at)
-    return GivenItems(
-        data=[by_id[each] for each in page.ids], first_id=page.first, last_id=page.last, has_more=page.has_more
-    )
+    return rendered(GivenItems, page, data=[by_id[each] for each in page.ids])
 
 
 def _items_of(message: Message, name: str) -> Iterator[GivenItem]:
