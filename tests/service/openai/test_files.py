@@ -13,8 +13,8 @@ from openai import OpenAI
 from service.access.principal import Role
 from service.documents import ingestion
 from service.truth.control import Quota
+from tests.service.official import official
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
-from tests.service.test_clients import official
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "clients.md"
 BADGER, HERON = b"Halio keeps a badger in the shed.", b"Mirel keeps a heron by the river."

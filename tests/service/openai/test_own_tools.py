@@ -11,12 +11,11 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
-from pydantic import SecretStr
 
 from service.builtin import CHECKPOINT
 from tests.blend import tool_templates
 from tests.service.checkpoints import checkpoint
+from tests.service.official import langchain, official
 from tests.service.serving import Inside, Json, in_process, settings_in
 
 WEATHER: Json = {
@@ -49,23 +48,29 @@ def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield service
 
 
-def ask(inside: Inside, **more: object) -> Any:  # noqa: ANN401 - what the client gives has many forms
-    client: Any = openai.OpenAI(base_url=f"{inside.base_url}/v1", api_key=inside.key, max_retries=0)
+@pytest.fixture(scope="module")
+def client(inside: Inside) -> Iterator[openai.OpenAI]:
+    with official(inside) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, **more: object) -> Any:  # noqa: ANN401 - what the client gives has many forms
     asked = {"model": "default", "messages": [ASKED], "tools": TOOLS, "seed": 3, "max_tokens": 700, **more}
-    return client.chat.completions.create(**asked)
+    create: Any = client.chat.completions.create
+    return create(**asked)
 
 
 def check(name: str, arguments: str) -> None:
     jsonschema.validate(json.loads(arguments), WEATHER if name == "get_weather" else {"const": {}})
 
 
-def test_calls_that_are_wanted_are_made_and_what_tools_say_goes_on(inside: Inside) -> None:
-    [choice] = ask(inside, tool_choice="required", parallel_tool_calls=False).choices
+def test_calls_that_are_wanted_are_made_and_what_tools_say_goes_on(client: openai.OpenAI, inside: Inside) -> None:
+    [choice] = ask(client, tool_choice="required", parallel_tool_calls=False).choices
     [call] = choice.message.tool_calls
     check(call.function.name, call.function.arguments)
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     turns = [ASKED, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
-    went_on = ask(inside, messages=turns, tool_choice="none", max_tokens=3)
+    went_on = ask(client, messages=turns, tool_choice="none", max_tokens=3)
     source: Any = inside.core.model.prompt_builder.tokenizer.source
     made = {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
     calls = [{"id": call.id, "type": "function", "function": made}]
@@ -75,11 +80,10 @@ def test_calls_that_are_wanted_are_made_and_what_tools_say_goes_on(inside: Insid
     assert went_on.choices[0].message.tool_calls is None
 
 
-def respond(inside: Inside, **more: object) -> Any:  # noqa: ANN401 - what the client gives has many forms
-    client: Any = openai.OpenAI(base_url=f"{inside.base_url}/v1", api_key=inside.key, max_retries=0)
+def respond(client: openai.OpenAI, **more: object) -> Any:  # noqa: ANN401 - what the client gives has many forms
     tools = [{"type": "function", **each["function"]} for each in TOOLS]
     asked = {"model": "default", "input": [ASKED], "tools": tools, "max_output_tokens": 700, **more}
-    create = client.responses.stream if asked.pop("streamed", False) else client.responses.create
+    create: Any = client.responses.stream if asked.pop("streamed", False) else client.responses.create
     return create(**asked, extra_body={"seed": 3})
 
 
@@ -87,33 +91,33 @@ def called(answer: Any) -> list[tuple[str, str]]:  # noqa: ANN401
     return [(each.name, each.arguments) for each in answer.output if each.type == "function_call"]
 
 
-def test_a_response_calls_as_the_chat_does_and_goes_on_as_it_does(inside: Inside) -> None:
+def test_a_response_calls_as_the_chat_does_and_goes_on_as_it_does(client: openai.OpenAI) -> None:
     one = {"tool_choice": "required", "parallel_tool_calls": False}
-    [choice], first = ask(inside, **one).choices, respond(inside, **one)
+    [choice], first = ask(client, **one).choices, respond(client, **one)
     [call] = first.output
     assert called(first) == [(each.function.name, each.function.arguments) for each in choice.message.tool_calls]
     check(call.name, call.arguments)
     said = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     free = {"tool_choice": "none", "max_output_tokens": 3}
-    kept = respond(inside, input=[said], previous_response_id=first.id, **free)
-    whole = respond(inside, input=[ASKED, call.to_dict(), said], **free)
+    kept = respond(client, input=[said], previous_response_id=first.id, **free)
+    whole = respond(client, input=[ASKED, call.to_dict(), said], **free)
     made = {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
     turns = [
         ASKED,
         {"role": "assistant", "tool_calls": [made]},
         {"role": "tool", "tool_call_id": call.call_id, "content": "sunny"},
     ]
-    chat = ask(inside, messages=turns, tool_choice="none", max_tokens=3)
+    chat = ask(client, messages=turns, tool_choice="none", max_tokens=3)
     assert kept.output_text == whole.output_text == chat.choices[0].message.content
     assert kept.usage.input_tokens == whole.usage.input_tokens == chat.usage.prompt_tokens
     with pytest.raises(openai.BadRequestError, match="no tool 'nope'") as caught:
-        respond(inside, tool_choice={"type": "function", "name": "nope"})
+        respond(client, tool_choice={"type": "function", "name": "nope"})
     assert caught.value.param == "tool_choice"
 
 
-def test_a_response_is_streamed_call_by_call(inside: Inside) -> None:
-    whole = respond(inside, tool_choice={"type": "function", "name": "get_weather"})
-    with respond(inside, tool_choice={"type": "function", "name": "get_weather"}, streamed=True) as stream:
+def test_a_response_is_streamed_call_by_call(client: openai.OpenAI) -> None:
+    whole = respond(client, tool_choice={"type": "function", "name": "get_weather"})
+    with respond(client, tool_choice={"type": "function", "name": "get_weather"}, streamed=True) as stream:
         events = [*stream]
         final = stream.get_final_response()
     assert called(final) == called(whole)
@@ -128,17 +132,17 @@ def test_a_response_is_streamed_call_by_call(inside: Inside) -> None:
         check(name, arguments)
 
 
-def test_the_tool_that_is_named_is_called(inside: Inside) -> None:
-    [choice] = ask(inside, tool_choice=NAMED).choices
+def test_the_tool_that_is_named_is_called(client: openai.OpenAI) -> None:
+    [choice] = ask(client, tool_choice=NAMED).choices
     assert {call.function.name for call in choice.message.tool_calls} == {"get_weather"}
     for call in choice.message.tool_calls:
         check("get_weather", call.function.arguments)
 
 
-def test_streamed_pieces_are_the_whole_answer(inside: Inside) -> None:
-    [choice] = ask(inside, tool_choice="required").choices
+def test_streamed_pieces_are_the_whole_answer(client: openai.OpenAI) -> None:
+    [choice] = ask(client, tool_choice="required").choices
     calls: dict[int, list[str]] = {}
-    *chunks, last = [chunk.choices[0] for chunk in ask(inside, tool_choice="required", stream=True)]
+    *chunks, last = [chunk.choices[0] for chunk in ask(client, tool_choice="required", stream=True)]
     for each in (call for chunk in chunks for call in chunk.delta.tool_calls or ()):
         if each.index not in calls:
             assert each.id and each.type == "function" and each.function.name
@@ -149,9 +153,8 @@ def test_streamed_pieces_are_the_whole_answer(inside: Inside) -> None:
 
 
 def test_langchain_reads_the_calls(inside: Inside) -> None:
-    key = SecretStr(inside.key)
-    model = ChatOpenAI(base_url=f"{inside.base_url}/v1", api_key=key, model="default", max_retries=0, seed=3)
-    answer = model.bind_tools(TOOLS, tool_choice="any", parallel_tool_calls=False).invoke(ASKED["content"])
+    with langchain(inside, seed=3) as model:
+        answer = model.bind_tools(TOOLS, tool_choice="any", parallel_tool_calls=False).invoke(ASKED["content"])
     [call] = answer.tool_calls
     jsonschema.validate(call["args"], WEATHER if call["name"] == "get_weather" else {"const": {}})
     assert not answer.invalid_tool_calls
@@ -166,13 +169,13 @@ def test_langchain_reads_the_calls(inside: Inside) -> None:
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "an object"),
     ],
 )
-def test_what_cannot_be_called_is_refused(inside: Inside, more: Json, told: str) -> None:
+def test_what_cannot_be_called_is_refused(client: openai.OpenAI, more: Json, told: str) -> None:
     with pytest.raises(openai.BadRequestError, match=told):
-        ask(inside, **more)
+        ask(client, **more)
 
 
-def test_arguments_that_are_no_object_are_refused(inside: Inside) -> None:
+def test_arguments_that_are_no_object_are_refused(client: openai.OpenAI) -> None:
     for arguments in ("{", "[]", '{"a": ' * 5000):
         call = {"id": "Abcdef123", "type": "function", "function": {"name": "f", "arguments": arguments}}
         with pytest.raises(openai.BadRequestError, match=r"arguments are (no JSON|a JSON object)"):
-            ask(inside, messages=[ASKED, {"role": "assistant", "tool_calls": [call]}])
+            ask(client, messages=[ASKED, {"role": "assistant", "tool_calls": [call]}])

@@ -9,8 +9,8 @@ from openai import OpenAI
 from openai.types.shared_params import ComparisonFilter
 
 from service.access.principal import Role
+from tests.service.official import official
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
-from tests.service.test_clients import official
 
 LETTERS = [
     {

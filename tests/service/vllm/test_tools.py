@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
+from tests.service.official import official
 from tests.service.serving import Json, good, put_in, wait_for
 from tests.service.vllm.conftest import QUESTION, Pair, chatted
 
@@ -68,10 +68,11 @@ def test_what_a_tool_said_goes_on_behind_its_call(pair: Pair) -> None:
 
 
 def test_the_official_client_reads_streamed_calls(pair: Pair) -> None:
-    client: Any = openai.OpenAI(base_url=f"{pair.inside.base_url}/v1", api_key=pair.inside.key)
     asked = chatted(QUESTION, tools=[TOOL], n=2, stream=True, stream_options={"include_usage": True})
     extra = {"collection": asked.pop("collection")}
-    chunks = list(client.chat.completions.create(**asked, extra_body=extra))
+    with official(pair.inside) as client:
+        create: Any = client.chat.completions.create
+        chunks = list(create(**asked, extra_body=extra))
     for choice in range(2):
         mine = [each for chunk in chunks for each in chunk.choices if each.index == choice]
         calls = [call for each in mine for call in each.delta.tool_calls or ()]
