@@ -7,7 +7,7 @@ Counter = Callable[[Sequence[str]], Sequence[int]]  # the tokens of each text; c
 
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 _TOKEN = re.compile(rf"[^\W\d_{_IDEOGRAPHS}]{{1,8}}|\d{{1,3}}|[{_IDEOGRAPHS}]|[^\w\s]|\w")
-_BATCH_TEXTS = 1 << 16
+_BATCH_TEXTS = 1 << 13
 _BATCH_CHARACTERS = 1 << 22
 
 

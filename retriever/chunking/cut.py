@@ -14,7 +14,7 @@ chunks (never more than five) and 20 removed more than three (never more than si
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, islice, tee
 from zlib import crc32
 
 from retriever.chunking.count import Counter, count_all
@@ -97,8 +97,9 @@ def _torn(text: str, piece: TextPiece, *, rules: CutRules) -> Iterator[TextPiece
 
 def _counted_row(text: str, given: Iterator[TextPiece], *, rules: CutRules, count: Counter) -> _Row:
     """The pieces, split and counted again until each fits a part."""
-    row = list(given)
-    tokens = count_all((_told(text, piece) for piece in row), count)
+    given, again = tee(given)  # in turns with the counting
+    tokens = count_all((_told(text, piece) for piece in given), count)
+    row = list(again)
     while rigid := [n for n, piece in enumerate(row) if _is_rigid(piece, tokens[n], rules=rules)]:
         torn = {n: list(_torn(text, row[n], rules=rules)) for n in rigid}
         fresh = iter(count_all((_told(text, piece) for group in torn.values() for piece in group), count))

@@ -32,6 +32,7 @@ from blend.engine.engine import Event as EngineEvent
 from blend.engine.sampling import LogitsProcessor
 from blend.fuse.fuse import FuseReport
 from retriever.search import Found
+from service.access.interpreter_time import INTERPRETER, elsewhere
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup
 from service.answers.answer_rules import AnswerRules
@@ -146,9 +147,10 @@ class Pipeline:
         self._flying += 1
         flight, name = _Flight(), ask.principal.tenant
         try:
-            async with aclosing(self._events(ask, flight)) as events:
-                async for event in events:
-                    yield event
+            with INTERPRETER.answering(name):
+                async with aclosing(self._events(ask, flight)) as events:
+                    async for event in events:
+                        yield event
         except (GeneratorExit, asyncio.CancelledError):
             self._metrics.failed(name, error="ClientGone")
             raise
@@ -326,7 +328,7 @@ class Pipeline:
         )
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._lookups, work)
+        return await asyncio.get_running_loop().run_in_executor(self._lookups, elsewhere(work))
 
 
 @dataclass(slots=True)

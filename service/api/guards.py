@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from fastapi import FastAPI, Request, Response
@@ -18,6 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from retriever.errors import RetrieverError
+from service.access.interpreter_time import counted, elsewhere
 from service.access.principal import OPEN, Principal, Role
 from service.api.changes import HEADER, change_token
 from service.api.problems import Renderers, failure_of
@@ -89,6 +92,9 @@ class Guarded(APIRoute):
     changes: ClassVar[bool] = False
 
     def get_route_handler(self) -> Handler:
+        call = self.dependant.call
+        if call is not None and not iscoroutinefunction(call):
+            self.dependant.call = partial(counted, call)  # in a thread
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
@@ -171,7 +177,7 @@ class Parsed(Request):
 
 async def one_by_one(read: Callable[[bytes], T], body: bytes) -> T:
     """What is read of a large body. Steps take the interpreter for many milliseconds: there is one at a time."""
-    return await asyncio.get_running_loop().run_in_executor(_READER, read, body)
+    return await asyncio.get_running_loop().run_in_executor(_READER, elsewhere(lambda: read(body)))
 
 
 def parse(text: bytes, *, field: str = "body") -> object:

@@ -4,10 +4,12 @@ import asyncio
 import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.access.interpreter_time import INTERPRETER, metered
 from service.access.places import RETRY_S, NoPlace, Places, Share
 from service.api.guards import core_of, holder
 from service.api.problems import Renderers, failure_of
@@ -49,7 +51,7 @@ class RequestLimits:
         self._app = app
         self._renderers = renderers
         self._pace = pace
-        self._turns = Turns()
+        self._turns = Turns(INTERPRETER.rests_s)
         self._turned_away: dict[str, float] = {}  # when a caller is next or was last, on the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,18 +71,17 @@ class RequestLimits:
             await self._refuse(error, scope, receive=receive, send=send)
             return
         with place:
-            await self._body_limited(core.settings.max_body_bytes, scope, receive=receive, send=send)
+            work = self._body_limited(core.settings.max_body_bytes, scope, receive=receive, send=send)
+            await (work if _is_apart(scope) else metered(work, partial(INTERPRETER.took, _owner(scope))))
 
     async def _take_place(self, places: Places, scope: Scope) -> AbstractContextManager[None]:
         who = holder(scope)
-        if who and who.is_operator and scope["path"] == SCRAPES:
-            return places.scrape()
-        if who and who.fetches_all and scope["path"].startswith(HANDOFFS):
-            return places.fetch()
+        if _is_apart(scope):
+            return places.scrape() if scope["path"] == SCRAPES else places.fetch()
         caller, most = (who.key_id, WAITING) if who else ("", ANONYMOUS_WAITING)
         if self._turns.waiting(caller) >= most:
             raise NoPlace(Share("queue", caller, most, f"{most} requests wait to begin already: try again"))
-        await self._turns.wait(caller)
+        await self._turns.wait(caller, owner=_owner(scope))
         if who and _EVENTS.fullmatch(scope["path"]):
             return places.follower(who)
         client = scope.get("client")
@@ -164,6 +165,20 @@ class _LimitedBody:
             return
         self.is_started = True
         await self._send(message)
+
+
+def _owner(scope: Scope) -> str:
+    """Whose time a request takes: its tenant's, or that of all who have no key."""
+    who = holder(scope)
+    return who.tenant if who else ""
+
+
+def _is_apart(scope: Scope) -> bool:
+    """Whether it is an operator's scrape, or vLLM's fetch of what others asked for: nobody's share is taken for it."""
+    who, path = holder(scope), scope["path"]
+    if who is None:
+        return False
+    return who.is_operator if path == SCRAPES else who.fetches_all and path.startswith(HANDOFFS)
 
 
 def _head_bytes(scope: Scope) -> int:

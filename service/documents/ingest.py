@@ -4,6 +4,7 @@ A tenant waits for no other but where they all need the model: there the engine 
 """
 
 import logging
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -245,13 +246,19 @@ class Ingest:
             self._peers.let_go(tenant.name, claimed)
 
     def _run(self, tenant: Tenant, uploads: Sequence[QueuedUpload]) -> None:
-        end = time.monotonic() + SLICE_S
+        end = math.inf
+
+        def stops() -> bool:
+            nonlocal end
+            end = min(end, time.monotonic() + SLICE_S)  # from the first chunk on: what was cut is not for nothing
+            return self._lines.is_held or (time.monotonic() > end and self._lines.is_crowded)
+
         ingestion = Ingestion(
             tenant,
             uploads,
             metrics=self._metrics,
             chunk_tokens=self._chunk_tokens,
-            stops=lambda: self._lines.is_held or (time.monotonic() > end and self._lines.is_crowded),
+            stops=stops,
         )
         numbers, alone = {upload.number for upload in uploads}, self._tried_alone.setdefault(tenant.name, set())
         try:

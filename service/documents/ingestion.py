@@ -9,12 +9,14 @@ from dataclasses import replace
 from blend.errors import TokenizerError
 from retriever.catalog.change import CatalogChange
 from retriever.catalog.view import CatalogView
+from retriever.chunking.count import Counter
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.library import Embedded
 from retriever.readers.files import read
 from retriever.types import Label
 from retriever.upload_types import QueuedUpload, UploadState
+from service.access.interpreter_time import INTERPRETER
 from service.documents.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
 from service.documents.collection_rules import CollectionRules, kept_rules
 from service.documents.drafts import cut_draft, decode_draft, named, upload_of
@@ -27,6 +29,7 @@ from store.key import CacheKey
 from store.reader import BlobReader
 
 PROGRESS_S = 0.5  # until it is kept again how far uploads came
+PIECES = 128  # of a text that are counted at once, some milliseconds
 TOGETHER = 64  # uploads at most: as many chunks go through the model at once
 TOGETHER_BYTES = 32 << 10  # of their contents at most; one that has more is large, and holds up no small one
 
@@ -156,7 +159,7 @@ class Ingestion:
     def _cut(self, contents: Mapping[int, bytes]) -> Iterator[tuple[int, Document]]:
         """Yields the documents that can be cut; the uploads of the others fail."""
         model = self._tenant.model
-        fresh, count = CollectionRules(self._chunk_tokens, model.system), model.counted
+        fresh, count = CollectionRules(self._chunk_tokens, model.system), _in_pieces(model.counted, self._tenant.name)
         rules = kept_rules(self._tenant.catalog, self._collection, fresh=fresh)
         for number, content in contents.items():
             upload = self._live[number]
@@ -303,6 +306,20 @@ class Ingestion:
         for upload in ready:
             self._metrics.uploaded(self._tenant.name, state=upload.state.value)
         self._tenant.sweep(1.0, kept=kept)
+
+
+def _in_pieces(count: Counter, tenant: str) -> Counter:
+    """The same counter, which rests where others need the interpreter."""
+    pause = INTERPRETER.pauses(f"uploads of {tenant}")
+
+    def counted(texts: Sequence[str]) -> list[int]:
+        found: list[int] = []
+        for at in range(0, len(texts), PIECES):
+            pause()
+            found += count(texts[at : at + PIECES])
+        return found
+
+    return counted
 
 
 def _summary(upload: QueuedUpload) -> str:
