@@ -126,7 +126,7 @@ class Demo:
     def check_ready(self, job: str, document: str) -> None:
         """It ends well, its chunks are stored whole, and its document is told as it is."""
         ended = finished(self.client, job)
-        assert (ended["status"], ended["stored"]) == ("done", ended["chunks"])
+        assert (ended["status"], ended["stored"]) == ("done", ended["chunks"]), ended
         assert not [item["detail"] for item in ended["items"] if item["detail"]]
         chunks = self.chunks_of(document)
         assert all(is_sound(self.store.inner, self.key_of(chunk)) for chunk in chunks)
