@@ -8,13 +8,14 @@ is computed, the same for each owner, and rests when it had that.
 import contextvars
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import ParamSpec, TypeVar
 
-SHARE = 0.3  # of the time, for the work of all owners together
+SHARE = 0.2  # of the time, for the work of all owners together
 AHEAD_S = 0.02  # which an owner may have had beyond his share
+RESTS_EVERY = 64  # items of an upload, some milliseconds
 MOST_S = 0.5  # that is held against an owner
 LONGEST_S = 1.0  # of a rest: then it is looked again who computes
 
@@ -62,18 +63,16 @@ class InterpreterTime:
             beyond = self._had.get(owner, 0.0) - AHEAD_S
             return min(LONGEST_S, beyond * len(self._had) / self.share) if beyond > 0 else 0.0
 
-    def pauses(self, owner: str) -> Callable[[], None]:
-        """What a thread calls between pieces of its work; it returns when the next one may begin."""
-        at = time.thread_time()
-
-        def pause() -> None:
-            nonlocal at
-            self.took(owner, time.thread_time() - at)
-            while (rests_s := self.rests_s(owner)) > 0:
-                time.sleep(rests_s)
-            at = time.thread_time()
-
-        return pause
+    def uploads(self, items: Iterable[T], tenant: str) -> Iterator[T]:
+        """The items, each some work on a tenant's uploads: between some of them it rests, for its own questions too."""
+        owner, began = f"uploads of {tenant}", time.thread_time()
+        for number, item in enumerate(items):
+            if number % RESTS_EVERY == 0:
+                self.took(owner, time.thread_time() - began)
+                while (rests_s := self.rests_s(owner)) > 0:
+                    time.sleep(rests_s)
+                began = time.thread_time()
+            yield item
 
     def _is_wanted(self, owner: str) -> bool:
         return any(each != owner for each in self._answering)

@@ -1,6 +1,7 @@
 """Memory that the process has and does not use: the allocator keeps it until it is told to give it back."""
 
 import ctypes
+import gc
 import os
 import resource
 from collections.abc import Callable
@@ -38,6 +39,8 @@ def give_back_memory(stopped: Event, *, is_calm: Callable[[], bool], let_go: Cal
     left = looks = 0
     while not stopped.wait(EVERY_S):
         looks += 1
+        if looks % BUSY_LOOKS == 0:
+            gc.collect()  # what was not freed by itself
         if not is_calm() and looks % BUSY_LOOKS:
             continue
         let_go()

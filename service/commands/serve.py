@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SELDOM = (700, 10, 1000)  # when garbage is looked for: among all that came since, which stops everybody, hardly ever
 SWITCH_S = 0.0002  # until another thread computes: a loop that shares with many gets its turn 25 times as soon
 
 Host = Annotated[
@@ -211,6 +212,7 @@ def _settle_when_loaded(core: "Core") -> None:
             lower_priority(COMPUTES if thread.name == "kvweave-engine" else LATER, of=thread)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*SELDOM)
 
 
 def _stop_when_failed(core: "Core", server: "uvicorn.Server") -> None:

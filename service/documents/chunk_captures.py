@@ -11,6 +11,7 @@ from retriever.catalog.catalog import Catalog
 from retriever.documents import Document, Json
 from retriever.types import Passage
 from service.access.domains import DomainChunk, domain_of
+from service.access.interpreter_time import INTERPRETER
 from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_contexts import ChunkContexts, ContextKey, ContextName
 from service.model.capture_context import CaptureContext
@@ -141,7 +142,7 @@ class ChunkCaptures:
         names = self.contexts.named_with(own.values(), documents, collection=collection)
         contexts = self.contexts.read(names.values(), beside={chunk: text for chunk, (text, _) in texts.items()})
         found: dict[DomainChunk, PlannedChunk] = {}
-        for chunk, key in own.items():
+        for chunk, key in INTERPRETER.uploads(own.items(), self._tenant):
             (text, title), name = texts[chunk.id], names[key]
             keys = self._keys(key, name, behind=behind)
             found[chunk] = self._planned(keys, contexts[name], text=text, title=name.title or title)

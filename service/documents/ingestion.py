@@ -9,7 +9,6 @@ from dataclasses import replace
 from blend.errors import TokenizerError
 from retriever.catalog.change import CatalogChange
 from retriever.catalog.view import CatalogView
-from retriever.chunking.count import Counter
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.library import Embedded
@@ -29,7 +28,6 @@ from store.key import CacheKey
 from store.reader import BlobReader
 
 PROGRESS_S = 0.5  # until it is kept again how far uploads came
-PIECES = 128  # of a text that are counted at once, some milliseconds
 TOGETHER = 64  # uploads at most: as many chunks go through the model at once
 TOGETHER_BYTES = 32 << 10  # of their contents at most; one that has more is large, and holds up no small one
 
@@ -158,8 +156,7 @@ class Ingestion:
 
     def _cut(self, contents: Mapping[int, bytes]) -> Iterator[tuple[int, Document]]:
         """Yields the documents that can be cut; the uploads of the others fail."""
-        model = self._tenant.model
-        fresh, count = CollectionRules(self._chunk_tokens, model.system), _in_pieces(model.counted, self._tenant.name)
+        fresh, count = CollectionRules(self._chunk_tokens, self._tenant.model.system), self._counted
         rules = kept_rules(self._tenant.catalog, self._collection, fresh=fresh)
         for number, content in contents.items():
             upload = self._live[number]
@@ -167,6 +164,9 @@ class Ingestion:
                 yield number, cut_draft(decode_draft(content), upload.document, tokens=rules.chunk_tokens, count=count)
             except (DocumentError, TokenizerError) as error:
                 self._fail(upload, str(error))
+
+    def _counted(self, texts: Sequence[str]) -> list[int]:
+        return self._tenant.model.counted(INTERPRETER.uploads(texts, self._tenant.name))
 
     def _stage(self, documents: Mapping[int, Document]) -> None:
         """Stages the documents whose uploads are live still."""
@@ -208,7 +208,8 @@ class Ingestion:
             number: {planned[chunk].keys.best for chunk in captures.chunks(document)}
             for number, document in documents.items()
         }
-        missing = [item for key, item in items.items() if item and not isinstance(tenant.store.open(key), BlobReader)]
+        wanting = INTERPRETER.uploads(items.items(), tenant.name)
+        missing = [item for key, item in wanting if item and not isinstance(tenant.store.open(key), BlobReader)]
         self._owners = {item.key: [] for item in missing}
         for number, wanted in keys.items():
             lacking = wanted & self._owners.keys()
@@ -306,20 +307,6 @@ class Ingestion:
         for upload in ready:
             self._metrics.uploaded(self._tenant.name, state=upload.state.value)
         self._tenant.sweep(1.0, kept=kept)
-
-
-def _in_pieces(count: Counter, tenant: str) -> Counter:
-    """The same counter, which rests where others need the interpreter."""
-    pause = INTERPRETER.pauses(f"uploads of {tenant}")
-
-    def counted(texts: Sequence[str]) -> list[int]:
-        found: list[int] = []
-        for at in range(0, len(texts), PIECES):
-            pause()
-            found += count(texts[at : at + PIECES])
-        return found
-
-    return counted
 
 
 def _summary(upload: QueuedUpload) -> str:

@@ -1,6 +1,6 @@
 """A loaded model in service: its engine, tokenizer and identity, and how its records are packed and reused."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -77,6 +77,6 @@ class ServedModel:
             return None
         return in_context(self.prompt_builder, passage, context=context, prefix=prefix, window=self.window)
 
-    def counted(self, texts: Sequence[str]) -> list[int]:
+    def counted(self, texts: Iterable[str]) -> list[int]:
         """How many tokens each text has, as a chunker counts them."""
         return [len(self.prompt_builder.tokenizer.encode_text(text)) for text in texts]
