@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 PATIENCE_S = 2.0  # a request that does not fit is passed by others for so long; then what runs has to end
 FEW = 8  # who asks for so many times as much as another begins nothing while that one runs and had less
+LATELY_S = 2.0  # of captures: so much of what they had is counted
 FORGETS = 0.98  # a step's weight in the next step's view of what steps cost
 
 
@@ -126,6 +127,32 @@ class FairQueue(Generic[Queued]):
         waiting.remove(queued)
         if not waiting:
             del self._waiting[payer]
+
+
+class CaptureDebts:
+    """What requests owe to captures: a share of the time, those that wait alike, less what each payer's had lately.
+
+    So captures that have the time between requests take none from these, until requests leave no more.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._owed: dict[str, float] = {}  # to payers whose captures wait
+
+    def served(self, seconds: float, waiting: Collection[str]) -> bool:
+        """Counts time that requests had while captures of these payers waited. Returns whether any is owed some."""
+        each_s = seconds * self._share / (1 - self._share) / max(1, len(waiting))
+        self._owed = {payer: self._owed.get(payer, 0.0) + each_s for payer in waiting}
+        return self.any
+
+    def had(self, payer: str, seconds: float) -> None:
+        """Counts time that captures of a payer had."""
+        self._owed[payer] = max(self._owed.get(payer, 0.0) - seconds, -LATELY_S)
+
+    @property
+    def any(self) -> bool:
+        """Whether the captures of any payer had less than was owed to them."""
+        return any(owed_s > 0 for owed_s in self._owed.values())
 
 
 class StepShares:

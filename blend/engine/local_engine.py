@@ -19,7 +19,7 @@ import torch
 from blend.capture.capture import CaptureHooks, capture, passes
 from blend.engine.answer_builder import AnswerBuilder, QueuedRequest
 from blend.engine.engine import EngineRequest, Event, Failed, PayerLoad, Ready
-from blend.engine.fair_queue import FairQueue, StepShares
+from blend.engine.fair_queue import CaptureDebts, FairQueue, StepShares
 from blend.engine.kv_budget import KvBudget
 from blend.engine.queued_turns import PassPace, QueuedTurns, T, Turns, one_by_one
 from blend.errors import Busy, Late, PromptError
@@ -75,7 +75,7 @@ class LocalEngine:
         self._captures = FairQueue[Turns](self.limits.weights, left=lambda job: len(job.left))
         self._closing = False
         self._running: list[AnswerBuilder] = []
-        self._owed_s = 0.0  # to captures; under zero they had more than their share
+        self._debts = CaptureDebts(self.limits.capture_share)
         self._capturing: Turns | None = None
         self._captured_s = 0.0  # by all captures together
         self._capture_pace, self._other_pace = PassPace(), PassPace()
@@ -233,11 +233,9 @@ class LocalEngine:
                 self._step()
             elif queued is None:
                 return
-            if self._captures or self._capturing:
-                share = self.limits.capture_share
-                self._owed_s += (time.perf_counter() - began) * share / (1 - share)
-                if self._owed_s > 0:
-                    return
+            waiting = {*self._captures.counts(), *([self._capturing.payer] if self._capturing else ())}
+            if self._debts.served(time.perf_counter() - began, waiting):
+                return
 
     def _admit(self) -> QueuedRequest | None:
         with self._changed:
@@ -371,15 +369,16 @@ class LocalEngine:
     def _let_requests(self) -> None:
         """Serves requests between layers of a capture that had its share."""
         self._end_slice()
-        if self._owed_s <= 0:
+        if not self._debts.any:
             self._serve()
         self._slice_began = time.perf_counter()
 
     def _end_slice(self) -> None:
-        """Counts what captures had against their share. Time that nobody else wanted is not paid for."""
+        """Counts what the capture at hand had."""
         had = time.perf_counter() - self._slice_began
         self._captured_s += had
-        self._owed_s = max(self._owed_s - had, -had)
+        if self._capturing:
+            self._debts.had(self._capturing.payer, had)
 
     def _hold(self, tokens: int) -> None:
         """Counts what a capture takes from now on. Returns when it fits beside the answers that still run."""

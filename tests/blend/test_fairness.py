@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from blend.engine import local_engine
 from blend.engine.answer_builder import QueuedRequest
 from blend.engine.engine import Done, EngineRequest, Failed, Ready
-from blend.engine.fair_queue import FairQueue, StepShares, dealt
+from blend.engine.fair_queue import CaptureDebts, FairQueue, StepShares, dealt
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.engine.sampling import Sampling
 from blend.errors import Late
@@ -202,15 +202,31 @@ def test_one_payer_leaves_room_where_another_was_here() -> None:
     assert (late.done.reason, begun) == ("length", 7)
 
 
-@pytest.mark.parametrize(("owed_s", "turns"), [(100.0, 0), (0.0, 1)])
-def test_a_capture_goes_on_until_it_had_its_share(owed_s: float, turns: int) -> None:
-    served: list[None] = []
-    at = SimpleNamespace(
-        _owed_s=owed_s, _captured_s=0.0, _slice_began=time.perf_counter(), _serve=lambda: served.append(None)
-    )
-    at._end_slice = lambda: LocalEngine._end_slice(cast(LocalEngine, at))
-    LocalEngine._let_requests(cast(LocalEngine, at))
-    assert len(served) == turns
+@pytest.mark.parametrize(("busy", "of_requests"), [(100, 0.4), (90, 0.3), (50, 0.0)])
+def test_captures_take_of_requests_what_idle_time_does_not_give_them(busy: int, of_requests: float) -> None:
+    """So many of 100 slices of time somebody asks; captures of one wait always, and have the others."""
+    debts, slices = CaptureDebts(0.4), Counter[str]()
+    for number in range(6000):
+        asked = 37 * number % 100 < busy
+        captures = not asked or debts.any
+        if captures:
+            debts.had("many", 0.01)
+        else:
+            debts.served(0.01, ["many"])
+        slices["captures"] += captures
+        slices["taken"] += asked and captures
+    assert slices["taken"] / 6000 == pytest.approx(of_requests, abs=0.07)
+    assert slices["captures"] / 6000 >= 0.33, "they have their share in any case"
+
+
+def test_what_one_had_is_not_held_against_another_who_waits() -> None:
+    debts = CaptureDebts(0.4)
+    debts.had("many", 100.0)
+    assert not debts.served(0.1, ["many"]) and not debts.any
+    assert debts.served(0.1, ["many", "one"])
+    debts.had("one", 1.0)
+    assert not debts.any and not debts.served(0.1, ["many", "one"])
+    assert debts.served(3.1, ["many"]), "and not for ever"
 
 
 def test_a_capture_ends_where_requests_never_do() -> None:
