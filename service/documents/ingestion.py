@@ -90,7 +90,7 @@ class Ingestion:
         self._full: set[int] = set()  # those for which the store's budget is used up
         self._owners: dict[CacheKey, list[int]] = {}  # of each blob that is missing
         self._has_moved = False  # whether chunks came into another context since it was planned
-        self._kept_at = 0.0
+        self._kept_at, self._began = 0.0, time.monotonic()
 
     def run(self) -> None:
         """Works on the uploads to their ends, whatever these are. Raises what may pass: StoreError, CatalogError,
@@ -105,7 +105,8 @@ class Ingestion:
             if first and first.name:
                 self._expand(first, contents[first.number])
             elif first:
-                self._ingest(contents)
+                with suppress(_Unwanted):
+                    self._ingest(contents)
         except (DocumentError, TokenizerError) as error:
             if len(self._live) > 1:
                 raise
@@ -123,7 +124,7 @@ class Ingestion:
                 change.advance(replace(upload, detail=reason))
 
     def _fail(self, upload: QueuedUpload, reason: str) -> None:
-        del self._live[upload.number]
+        self._live.pop(upload.number, None)
         failed = replace(upload, state=UploadState.FAILED, version=None, detail=reason)
         with self._tenant.catalog.change() as change:
             if change.advance(failed):
@@ -144,7 +145,7 @@ class Ingestion:
         self._metrics.uploaded(self._tenant.name, state=UploadState.READY.value)
 
     def _ingest(self, contents: Mapping[int, bytes]) -> None:
-        documents = dict(self._cut(contents))
+        documents = {number: each for number, each in [*self._cut(contents)] if number in self._live}
         with self._tenant.catalog.view() as view:
             serving = {number for number, each in documents.items() if view.serves(each, collection=self._collection)}
         for number in serving:  # the same was put in before
@@ -156,16 +157,22 @@ class Ingestion:
 
     def _cut(self, contents: Mapping[int, bytes]) -> Iterator[tuple[int, Document]]:
         """Yields the documents that can be cut; the uploads of the others fail."""
-        fresh, count = CollectionRules(self._chunk_tokens, self._tenant.model.system), self._counted
-        rules = kept_rules(self._tenant.catalog, self._collection, fresh=fresh)
+        fresh = CollectionRules(self._chunk_tokens, self._tenant.model.system)
+        tokens = kept_rules(self._tenant.catalog, self._collection, fresh=fresh).chunk_tokens
         for number, content in contents.items():
-            upload = self._live[number]
-            try:
-                yield number, cut_draft(decode_draft(content), upload.document, tokens=rules.chunk_tokens, count=count)
-            except (DocumentError, TokenizerError) as error:
-                self._fail(upload, str(error))
+            if upload := self._live.get(number):
+                try:
+                    draft = decode_draft(content)
+                    yield number, cut_draft(draft, upload.document, tokens=tokens, count=self._counted)
+                except (DocumentError, TokenizerError) as error:
+                    self._fail(upload, str(error))
 
     def _counted(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of pieces of a text. Raises _Unwanted where no upload is live any more."""
+        if time.monotonic() - self._began > PROGRESS_S:
+            self._keep_progress()
+        if not self._live:
+            raise _Unwanted
         return self._tenant.model.counted(INTERPRETER.uploads(texts, self._tenant.name))
 
     def _stage(self, documents: Mapping[int, Document]) -> None:

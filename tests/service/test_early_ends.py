@@ -1,6 +1,6 @@
 """What is deleted or cancelled while it is worked on ends soon, and a document of many chunks goes in few steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from blend.engine import local_engine
-from service.documents import chunk_capture, tenants
+from service.documents import chunk_capture, ingestion, tenants
 from store.key import Scope
 from store.record import Record
 from tests.service.checkpoints import small
@@ -62,6 +62,30 @@ def test_what_ends_while_it_is_computed_is_computed_no_further_than_its_turn(
         gate.opened.set()
     check_gone(client, running.core, [])
     assert passes[1:] == [1]  # of what `settled` puts in
+
+
+@pytest.mark.parametrize("what", ["document", "job"])
+def test_what_ends_while_it_is_cut_is_cut_no_further(
+    running: Inside, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    gate, model, seen = Gate(), running.core.model, list[str]()
+    count = model.counted
+
+    def counted(texts: Iterable[str]) -> list[int]:
+        seen.extend(texts := [*texts])
+        return count(texts)
+
+    monkeypatch.setattr(type(model), "counted", lambda self, texts: gate.before(counted)(texts))
+    monkeypatch.setattr(ingestion, "PROGRESS_S", 0.0)
+    try:
+        text = "".join(f"{LAMPS.format(number)} " for number in range(40_000))
+        job = good(client.post("/v1/documents", json={"documents": [{"id": "a", "text": text}]}))["job_id"]
+        passed(gate)
+        good(client.delete("/v1/documents/a" if what == "document" else f"/v1/jobs/{job}"))
+    finally:
+        gate.opened.set()
+    check_gone(client, running.core, [])
+    assert 0 < len([each for each in seen if SECRET in each]) < 10_000
 
 
 def test_many_chunks_go_in_pieces_for_which_the_store_has_time(
