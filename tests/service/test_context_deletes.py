@@ -381,7 +381,7 @@ def test_a_restart_after_filler_and_neighbour_are_gone_serves_and_keeps_nothing_
                 assert not good(client.delete(f"/v1/documents/{name}"))["done"]
             assert strange(tenant, [*stored(tenant)], computed=computed)
             inside.core.ingest._lines.closing = True  # it goes on with nothing
-    with in_process(settings_in(tmp_path, model=small())) as inside, computing(inside) as again:
+    with computing(inside) as again, in_process(settings_in(tmp_path, model=small())) as inside:
         tenant = inside.core.tenants.open(TENANT)
         again.marks |= computed.marks
         assert not strange(tenant, served(tenant), computed=again)

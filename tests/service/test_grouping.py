@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -50,7 +50,8 @@ def faulty(patch: pytest.MonkeyPatch) -> None:
     """A service that fails, each time in another step, at texts that name the fault."""
     counted, ids = ServedModel.counted, ServedModel.ids
 
-    def counting(model: ServedModel, texts: Sequence[str]) -> list[int]:
+    def counting(model: ServedModel, texts: Iterable[str]) -> list[int]:
+        texts = [*texts]
         if any("uncut" in text for text in texts):
             raise TokenizerError("it cannot be cut")
         return counted(model, texts)
