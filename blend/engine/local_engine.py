@@ -233,7 +233,8 @@ class LocalEngine:
                 self._step()
             elif queued is None:
                 return
-            waiting = {*self._captures.counts(), *([self._capturing.payer] if self._capturing else ())}
+            with self._changed:
+                waiting = {*self._captures.counts(), *([self._capturing.payer] if self._capturing else ())}
             if self._debts.served(time.perf_counter() - began, waiting):
                 return
 
