@@ -13,6 +13,7 @@ from blend.fuse.record_loader import Readers
 from blend.run.context import Context, Segment, scattered, span
 from blend.run.decoder import Decoder
 from blend.run.rows_cache import LayerRange
+from blend.run.states import ContextStates
 from store.fingerprint import Fingerprint
 from store.record_source import HeldRecord
 
@@ -85,7 +86,7 @@ def _replayed(decoder: Decoder, tokens: Tensor, *, context: Context) -> Tensor |
         return None
     chunk = span(CHUNK.start, CHUNK.stop, device=decoder.device)
     decoder.prefill(context, chunk, ids=tokens[CHUNK], layer_range=LayerRange(noted=decoder.model_layers.inputs))
-    context.states = context.states.at_mark()
+    context.states = context.states.behind(CHUNK.start) or ContextStates()
     rows, is_chunk = span(CHUNK.start, TOKENS, device=decoder.device), torch.arange(CHUNK.start, TOKENS) < CHUNK.stop
     return decoder.replay(context, rows, ids=tokens[CHUNK.start :], replayed=is_chunk)
 

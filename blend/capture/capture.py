@@ -17,9 +17,10 @@ import torch
 from blend.capture.captured_pass import CapturedPass, ChunkRows, Layers, joined, ordinary
 from blend.errors import PromptError
 from blend.fuse.prompt import check_ids
-from blend.run.context import Context, PrefixedContext, Prefixes, Segment, numbers, span
+from blend.run.context import Context, PrefixedContext, Segment, numbers, span
 from blend.run.decoder import Decoder
 from blend.run.model_layers import ModelLayers
+from blend.run.prefixes import Prefixes
 from blend.run.rows_cache import LayerHooks, LayerRange
 from store.fingerprint import digest_ids
 from store.record import Dtype, Record
@@ -151,20 +152,20 @@ class _Capture:
 
     def prefix(self, ids: tuple[int, ...]) -> Context:
         """The context of a capture prefix, computed by itself, in passes of a shape that it alone decides."""
-        prefixes = self._hooks.prefixes or Prefixes(0)
+        prefixes, itself = self._hooks.prefixes or Prefixes(0), digest_ids(ids)  # rows of a longer one differ in bits
         size = bucket(len(ids), rows=self._rows) if ids else 1
         capacity = -(-len(ids) // size) * size
         self._hooks.hold(capacity)
         context = self._decoder.context(capacity)
         context.states.mark = len(ids)
-        prefixes.restore(ids, context)
+        prefixes.restore(ids, context, owner=itself)
         if not context.exact:
             for start in range(0, len(ids), size):
                 own = ids[start : start + size]
                 rows = len(own) if self._decoder.model_layers.states else size  # a state takes in what fills up
                 slots = span(start, start + rows, device=self._decoder.device)
                 self._pass([Segment(context, slots, 0)], [own], size=rows)
-            prefixes.keep(ids, context)
+            prefixes.keep(ids, context, owner=itself)
         return context
 
     def together(self, shared: Context, *, planned: PassPlan, behind: int) -> None:

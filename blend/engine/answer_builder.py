@@ -14,6 +14,7 @@ from blend.errors import SamplingError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import PromptLayout
 from blend.run.context import Context
+from blend.run.prefixes import Prefixes
 from blend.text.tokenizer import Detokenizer, Tokenizer
 
 
@@ -43,6 +44,23 @@ class QueuedRequest(PendingRequest):
         begin = partial(receiver.begin, PlacedPrompt(self.layout.ids, context))
         begin()
         return replace(order, final=receiver.final, again=begin)
+
+    def restore(self, prefixes: Prefixes, context: Context) -> None:
+        """Takes over what is kept of a prompt that began alike, up to the first chunk and the last token."""
+        ids, before = self.layout.ids, self.request.prompt.before_chunks
+        if self.request.order.policy != "full":
+            prefixes.restore(ids[: len(ids) - 1 if before is None else before], context, owner=self.request.owner)
+        context.states.mark = self._beginning
+
+    def keep(self, prefixes: Prefixes, context: Context) -> None:
+        """Keeps what stands before the chunks, or else the prefix, for prompts that begin alike."""
+        if context.exact < self._beginning:
+            prefixes.keep(self.layout.ids[: self._beginning], context, owner=self.request.owner)
+
+    @property
+    def _beginning(self) -> int:
+        before = self.request.prompt.before_chunks
+        return len(self.request.prompt.prefix) if before is None else before
 
     def end(self, reason: Finish, *, text: str = "", generated: int = 0) -> None:
         """Ends the request; nothing follows."""
@@ -88,6 +106,7 @@ class AnswerBuilder:
         sampling = queued.request.sampling
         self.queued = queued
         self.context = context
+        self._is_whole = False  # whether it came to an end that is no failure
         self._sampler = Sampler(sampling, queued.layout.ids, device=device)
         self._text = AnswerText(sampling, tokenizer)
 
@@ -120,5 +139,13 @@ class AnswerBuilder:
 
     def end(self, reason: Finish) -> None:
         """Ends the answer with the text that was held back."""
+        self._is_whole = True
         reason, text = self._text.finish(reason)
         self.queued.end(reason, text=text, generated=len(self._text.generated))
+
+    def keep(self, prefixes: Prefixes) -> None:
+        """Keeps the prompt and the answer for prompts that go on from it. Behind chunks, both see what they are."""
+        request = self.queued.request
+        if self._is_whole and request.prompt.before_chunks is None:
+            computed = (*self.queued.layout.ids, *self._text.generated)[: self.slot]
+            prefixes.keep(computed, self.context, owner=request.owner)

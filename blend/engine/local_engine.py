@@ -27,8 +27,8 @@ from blend.fuse.fuse import fuse
 from blend.fuse.policy import check_runs
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
-from blend.run.context import Prefixes
 from blend.run.decoder import Decoder
+from blend.run.prefixes import Prefixes
 from blend.text.tokenizer import Tokenizer
 from store.fingerprint import Fingerprint
 from store.record import Record
@@ -96,9 +96,8 @@ class LocalEngine:
             vocabulary=self._decoder.vocabulary,
         )
         request.order.check()
-        layers = self._decoder.model_layers
-        order, has_states, replays = request.order, bool(layers.states), bool(layers.stretches)
-        check_runs(order.policy, ratio=order.ratio, has_states=has_states, replays=replays)
+        order, layers = request.order, self._decoder.model_layers
+        check_runs(order.policy, ratio=order.ratio, has_states=bool(layers.states), replays=bool(layers.stretches))
         capacity = min(len(layout.ids) + request.most_tokens, self._decoder.window + 1)
         needed = (capacity + self._decoder.state_tokens) * self._decoder.token_bytes
         if needed > self.limits.kv_bytes:
@@ -205,17 +204,20 @@ class LocalEngine:
             log.critical("the engine stopped", exc_info=error)
             with self._changed:
                 self._closing = True
-                for queued in [*self._waiting.removed(lambda _: True), *(answer.queued for answer in self._running)]:
-                    queued.tell(Failed(error))
+                for each in [*self._waiting.removed(lambda _: True), *(answer.queued for answer in self._running)]:
+                    each.tell(Failed(error))
                 for job in self._captures.removed(lambda _: True):
                     job.fail(error)
 
     def _loop(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._running or self._captures or self._closing)
-                if not (self._waiting or self._running or self._captures):
+                self._changed.wait_for(
+                    lambda: self._waiting or self._running or self._captures or self._closing, self._prefixes.left_s
+                )
+                if self._closing and not (self._waiting or self._running or self._captures):
                     return
+            self._prefixes.expire()
             self._serve()
             with self._changed:
                 job = self._captures.next(lambda _: True, running={})
@@ -260,22 +262,19 @@ class LocalEngine:
             log.info("request failed", exc_info=error)
             queued.tell(Failed(error))
         else:
-            self._running += [] if queued.over else [answer]
+            self._running.append(answer)
+            self._drop_finished()
         had = time.perf_counter() - self._steps_s - self._fuse_began
         with self._changed:
             self._waiting.started(queued.request.payer, had)
 
     def _fuse(self, queued: QueuedRequest) -> AnswerBuilder:
-        request, prefix, queued_s = queued.request, queued.request.prompt.prefix, queued.age_s
-        context = self._decoder.context(queued.capacity)
-        context.states.mark = len(prefix)
-        if request.order.policy != "full":
-            self._prefixes.restore(prefix, context, owner=request.owner)
-        order = queued.begin(context)
-        order = replace(order, piece_rows=self.limits.piece_rows, between=lambda: self._let_others(queued))
+        context, queued_s = self._decoder.context(queued.capacity), queued.age_s
+        queued.restore(self._prefixes, context)
+        between = partial(self._let_others, queued)
+        order = replace(queued.begin(context), piece_rows=self.limits.piece_rows, between=between)
         fused = fuse(self._decoder, queued.layout, context=context, order=order, readers=self._readers)
-        if not context.exact:
-            self._prefixes.keep(prefix, context, owner=request.owner)
+        queued.keep(self._prefixes, context)
         queued.tell(Ready(fused.report, queued_s))
         answer = AnswerBuilder(queued, context, tokenizer=self._tokenizer, device=self._decoder.device)
         answer.begin(fused.logits)
@@ -293,8 +292,8 @@ class LocalEngine:
         with self._changed:
             lead_s = self._waiting.lead_s(payer, had, running=self._payers())
         if time.perf_counter() - self._stepped >= self._step_s * (2 if lead_s < 0 else 1):
-            for _ in range(2 if lead_s > 0 else 1):
-                self._step(without=payer if lead_s > 0 else None)
+            for without in (payer, payer) if lead_s > 0 else (None,):
+                self._step(without)
 
     def _step(self, without: str | None = None) -> None:
         """Computes one token for each running request that has its turn, none for those of the payer `without`."""
@@ -335,6 +334,9 @@ class LocalEngine:
         self._running = sorted(self._running, key=lambda answer: id(answer) in done)
 
     def _drop_finished(self) -> None:
+        for answer in self._running:
+            if answer.queued.over:
+                answer.keep(self._prefixes)
         self._running = [answer for answer in self._running if not answer.queued.over]
 
     def _advance(self, batch: Sequence[AnswerBuilder]) -> None:

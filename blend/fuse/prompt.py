@@ -4,7 +4,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, takewhile
 
 import numpy as np
 
@@ -45,6 +45,12 @@ class Prompt:
     def ids(self) -> tuple[int, ...]:
         """All tokens in order."""
         return (*self.prefix, *chain.from_iterable([segment.ids for segment in self.segments]), *self.suffix)
+
+    @property
+    def before_chunks(self) -> int | None:
+        """How many tokens stand before the first chunk; None where there is none."""
+        sizes = [len(each.ids) for each in takewhile(lambda each: isinstance(each, TextSegment), self.segments)]
+        return None if len(sizes) == len(self.segments) else len(self.prefix) + sum(sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Letters: `H` kv heads, `C` capacity in tokens, `T` tokens, `D` head dim.
 """
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -191,7 +191,7 @@ class Context(LayerBuffers):
     ) -> None:
         self.token_bytes = token_bytes(shapes, dtype)
         self.capacity = capacity
-        self.exact = 0  # first slots that hold a full prefill's keys and values already
+        self.exact = 0  # first slots that hold a full prefill's keys and values already, and states behind them
         kept = [each for each in shapes if each]
         keys = [(each.key_heads, capacity, each.key_dim) for each in kept]
         values = [(each.value_heads, capacity, each.value_dim) for each in kept]
@@ -209,7 +209,7 @@ class Context(LayerBuffers):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its buffers, and of its states at the mark."""
+        """The bytes of its buffers, and of the states that it begins behind."""
         return self.capacity * self.token_bytes + self.states.nbytes
 
     def part(self, layer: int, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
@@ -221,8 +221,7 @@ class Context(LayerBuffers):
         for layer in self.layers:
             self.keys(layer)[:, :tokens] = source.keys(layer)[:, :tokens]
             self.values(layer)[:, :tokens] = source.values(layer)[:, :tokens]
-        if source.states.mark == tokens:
-            self.states = source.states.at_mark()
+        self.states = source.states.behind(tokens) or ContextStates()
 
     def first(self, tokens: int) -> "Context":
         """A copy of the first slots, with room for no more."""
@@ -297,7 +296,7 @@ class PrefixedContext(LayerBuffers):
         keys = [shape and own.keys(layer)[:, part] for layer, shape in enumerate(own.shapes)]
         values = [shape and own.values(layer)[:, part] for layer, shape in enumerate(own.shapes)]
         super().__init__(own.shapes, keys, values=values)
-        self.states = prefix.states.at_mark()
+        self.states = prefix.states.behind(tokens) or ContextStates()
         self._prefix, self._own = prefix, own
         self._tokens = tokens
         self._start = part.start
@@ -312,30 +311,3 @@ class PrefixedContext(LayerBuffers):
         """See `LayerBuffers`."""
         shared, own = self._prefix.seen(layer, self._tokens), super().seen(layer, tokens - self._tokens)
         return torch.cat((shared[0], own[0]), dim=1), torch.cat((shared[1], own[1]), dim=1)
-
-
-class Prefixes:
-    """Keeps the prefixes that were used last, exact ones alone, within a number of bytes. Used by one thread."""
-
-    def __init__(self, bytes_at_most: int) -> None:
-        self._room = bytes_at_most
-        self._kept: OrderedDict[tuple[str, tuple[int, ...]], Context] = OrderedDict()
-
-    def restore(self, prefix: tuple[int, ...], context: Context, *, owner: str = "") -> None:
-        """Copy the prefix into the context's first slots, if it is kept for this owner."""
-        kept = self._kept.get((owner, prefix))
-        if kept is None:
-            return
-        self._kept.move_to_end((owner, prefix))
-        context.copy_first(len(prefix), kept)
-        context.exact = len(prefix)
-
-    def keep(self, prefix: tuple[int, ...], context: Context, *, owner: str = "") -> None:
-        """Keep the prefix as the context holds it, computed in place, and the states behind it."""
-        assert context.states.mark == len(prefix), f"states at {context.states.mark}, a prefix of {len(prefix)} tokens"
-        nbytes = len(prefix) * context.token_bytes + context.states.nbytes
-        if not prefix or (owner, prefix) in self._kept or nbytes > self._room:
-            return
-        self._kept[owner, prefix] = context.first(len(prefix))
-        while sum(each.nbytes for each in self._kept.values()) > self._room:
-            self._kept.popitem(last=False)

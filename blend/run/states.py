@@ -4,7 +4,7 @@ Such a layer runs the rows of a pass in order, each behind the one before, whate
 that no pass runs are unknown to it. Knows no model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,22 +30,24 @@ class LayerState:
 
 
 class ContextStates:
-    """The states of one request by layer, as they are now, and as they were at the slot `mark`, behind which a prompt
-    may begin again.
+    """The states of one request by layer, as they are now, as it began, and as they were at the slot `mark`; behind the
+    last two a prompt may begin again.
     """
 
-    def __init__(self, mark: int = 0, marked: dict[int, LayerState] | None = None) -> None:
-        self.mark = mark
-        self._marked = {} if marked is None else marked
+    def __init__(self, begun: Mapping[int, LayerState] | None = None) -> None:
+        self.mark = 0
+        self._begun = begun or {}
+        self._marked: dict[int, LayerState] = {}
         self._now: dict[int, LayerState] = {}
 
     def before(self, layer: int, slot: int) -> LayerState | None:
         """The state that a row at this slot comes behind, which may be written to; None where it is the first row."""
-        now, marked = self._now.get(layer), self._marked.get(layer)
+        now = self._now.get(layer)
         if now is not None and now.stop <= slot:
             return now
-        if marked is not None and marked.stop <= slot:
-            return marked.copy()
+        for kept in (self._marked.get(layer), self._begun.get(layer)):
+            if kept is not None and kept.stop <= slot:
+                return kept.copy()
         assert now is None or slot <= now.first, f"layer {layer} stopped at slot {now.stop}, none goes on at {slot}"
         return None
 
@@ -55,14 +57,19 @@ class ContextStates:
         if state.stop == self.mark:
             self._marked[layer] = state.copy()
 
-    def at_mark(self) -> "ContextStates":
-        """The states at the mark, shared: whoever begins behind them writes to copies."""
-        return ContextStates(self.mark, self._marked)
+    def behind(self, slot: int) -> "ContextStates | None":
+        """States to begin with behind this slot, shared: whoever does writes to copies. None where they are gone."""
+        for kept in (self._marked, self._begun):
+            if kept and all(each.stop == slot for each in kept.values()):
+                return ContextStates(kept)
+        if any(each.stop != slot for each in self._now.values()):
+            return None
+        return ContextStates({layer: each.copy() for layer, each in self._now.items()})
 
     @property
     def nbytes(self) -> int:
-        """The bytes at the mark."""
-        return sum(each.nbytes for each in self._marked.values())
+        """The bytes of those it began with."""
+        return sum(each.nbytes for each in self._begun.values())
 
 
 def stacked(states: Sequence[LayerState | None]) -> Parts | None:

@@ -67,6 +67,7 @@ from service.telemetry.traces import Tracer
 LOOKUPS = 8  # threads that search and tokenize
 FETCHES = 128  # threads that open blobs: each waits for a medium, so there are as many as parallel opens
 RETRY_S = 1.0
+LITTLE = 0.2  # of a prompt
 ALONE = 0.02  # the most of a prompt's time that went to other requests, for its time to be learned from
 
 T = TypeVar("T")
@@ -298,9 +299,12 @@ class Pipeline:
             self._ingest.fill(tenant, damaged, damaged=True)
 
     def _learn(self, progress: "_RequestProgress", report: FuseReport) -> None:
-        """Corrects the expected costs by a prompt beside which hardly anything else was computed."""
+        """Corrects the expected costs by a prompt beside which hardly anything else was computed, and whose beginning,
+        of which costs know nothing, was not kept to a large part.
+        """
         plan, took_s = progress.plan, progress.took_s
-        if self._costs and plan.cost and report.seconds.get("others", 0.0) < ALONE * took_s:
+        is_usual = report.kept < LITTLE * plan.prompt_tokens.tokens
+        if self._costs and plan.cost and is_usual and report.seconds.get("others", 0.0) < ALONE * took_s:
             alone = progress.alone and self._flying == 1
             self._costs.learn(plan.cost, report, took_s=took_s, sources=[*plan.sources.values()], alone=alone)
 

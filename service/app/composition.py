@@ -56,6 +56,7 @@ log = logging.getLogger(__name__)
 
 DIGESTS = "digests.json"
 EMBEDDERS = "embedders.json"  # what they were loaded from
+PREFIXES = 16  # the part of the memory for contexts that beginnings of prompts may take besides
 REMOTE = ("http://", "https://")
 
 
@@ -153,6 +154,7 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
         fingerprint=model.fingerprint,
         limits=EngineLimits(
             kv_bytes=settings.kv_bytes,
+            prefix_bytes=settings.kv_bytes // PREFIXES,
             waiting=settings.max_requests,
             capture_share=settings.capture_share,
             weights=settings.weights,

@@ -279,19 +279,6 @@ def test_numbers_that_are_not_finite_end_a_request_and_not_the_engine() -> None:
         assert Asked(to, EngineRequest(PLAIN, GREEDY)).wait().done.generated == 16
 
 
-@pytest.mark.parametrize("name", ["llama", *HYBRIDS])
-def test_a_prefix_is_computed_once_and_stays_exact(name: str) -> None:
-    model, prompt = ours(name), MIXED.prompt(ours(name))
-    reference = dense.greedy(native(name), prompt.ids, 16)[0]
-    with engine(model) as to:
-        first = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder("heads", 0.3))).wait()
-        second = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder("heads", 0.3))).wait()
-        assert Asked(to, EngineRequest(prompt, GREEDY, BlendOrder(ratio=1.0))).wait().ids == reference
-
-    assert second.ready.report.reused == first.ready.report.reused + len(PREFIX)
-    assert second.ids == first.ids
-
-
 def told(misses: Sequence[tuple[int, Miss]]) -> list[tuple[int, str]]:
     """As a report says it."""
     return [(number, str(miss)) for number, miss in misses]

@@ -1,6 +1,7 @@
 """What a key learns of what is not for it: nothing, at no endpoint. The service is whole, with the built-in model."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import httpx
 import pytest
@@ -229,6 +230,31 @@ def test_a_key_reuses_the_beginning_of_anothers_prompt_only_where_keys_are_joine
             good(client.post("/v1/query", json=steps.BEHIND))["usage"]["reused_tokens"] for client in (one, one, other)
         ]
     assert asked[0] + 10 < asked[1] and asked[2] == asked[is_shared]
+
+
+@pytest.mark.parametrize("behind", [{}, {"chunk_ids": [chunk_id(steps.LETTER), chunk_id(steps.LEDGER)]}])
+def test_a_conversation_that_goes_on_computes_what_is_new_for_its_key_alone(service: Inside, behind: Json) -> None:
+    """Passages stand in the last turn: what was said before they came is taken over, and without any the answer too."""
+
+    def turn(client: httpx.Client, said: list[Json], question: str) -> tuple[list[Json], int]:
+        asked = [*said, {"role": "user", "content": question}]
+        told = good(client.post("/v1/chat/completions", json={**steps.chat(""), "messages": asked, **behind}))
+        chunks, cached = told["kvweave"]["report"]["chunks"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
+        of_chunks = sum(each["tokens"] - each["recomputed"] for each in chunks if each["source"] != "computed")
+        return [*asked, {"role": "assistant", "content": told["choices"][0]["message"]["content"]}], cached - of_chunks
+
+    questions, tenant = [f"Where does heron {at} of Fenhaven sleep?" for at in range(4)], f"goes-on-{len(behind)}"
+    with client_in(service, tenant) as one, client_in(service, tenant) as other:
+        put_in(one, [{"id": "pair", "chunks": [{"text": steps.LETTER}, {"text": steps.LEDGER}]}])
+        before, said, taken = list[Json](), list[Json](), list[int]()
+        for question in questions:
+            before = said
+            said, kept = turn(one, said, question)
+            taken.append(kept)
+        of_other = turn(other, before, questions[-1])[1]
+    grown = [later - earlier for earlier, later in pairwise(taken)]
+    assert all(each > 8 for each in grown[len(behind) :]), taken
+    assert taken[-1] - of_other > 16
 
 
 def test_cursors_count_nothing_of_others(service: Inside) -> None:
