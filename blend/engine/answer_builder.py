@@ -17,6 +17,8 @@ from blend.run.context import Context
 from blend.run.prefixes import Prefixes
 from blend.text.tokenizer import Detokenizer, Tokenizer
 
+OVERTAKES = 8.0
+
 
 class QueuedRequest(PendingRequest):
     """A request with its layout. The engine's thread alone calls all but `cancel`."""
@@ -30,11 +32,25 @@ class QueuedRequest(PendingRequest):
         super().__init__(request, listen)
         self.layout = layout
         self.capacity = capacity  # tokens that its context holds at most
+        self.rows = self._rows()  # tokens of the prompt that are to be computed, about
 
     @property
     def payer(self) -> str:
         """Who asked for it."""
         return self.request.payer
+
+    def _rows(self) -> int:
+        spans, order = self.layout.spans, self.request.order
+        ratio = {"full": 1.0, "prefix": 1.0, "reuse": 0.0}.get(order.policy, order.ratio)
+        kept = sum((each.stop - each.start) * (1.0 if each.exact else 1 - ratio) for each in spans)
+        return len(self.layout.ids) - int(0 if order.policy == "full" else kept)
+
+    def rank(self, row_s: float) -> float:
+        """The least goes first of one payer's: a prompt that is soon computed, or has waited long for its size.
+
+        `row_s`: what a row takes. None that comes more than OVERTAKES times a prompt's own time later passes it.
+        """
+        return self.born + OVERTAKES * row_s * self.rows
 
     def begin(self, context: Context) -> BlendOrder:
         """How the prompt is to be fused into the context; whoever goes on with it hears of it from now on."""

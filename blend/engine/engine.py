@@ -216,12 +216,12 @@ class PendingRequest:
         self.cancelled = False
         self.over = False
         self._listen = listen
-        self._born = time.perf_counter()
+        self.born = time.perf_counter()
 
     @property
     def age_s(self) -> float:
         """Seconds since the request was handed in."""
-        return time.perf_counter() - self._born
+        return time.perf_counter() - self.born
 
     @property
     def left_s(self) -> float:

@@ -32,17 +32,17 @@ Queued = TypeVar("Queued", bound=Paid)
 class FairQueue(Generic[Queued]):
     """Requests that wait, in order for each payer, and the time that each payer has had. Not safe for threads.
 
-    Of one payer's the next is the first, or the first of those that have the least `left`.
+    Of one payer's the next is the first of those whose `rank` is the least.
     """
 
-    def __init__(self, weights: Mapping[str, float], *, left: Callable[[Queued], int] = lambda queued: 0) -> None:
+    def __init__(self, weights: Mapping[str, float], *, rank: Callable[[Queued], float] = lambda queued: 0) -> None:
         self._weights = weights
-        self._left = left
+        self._rank = rank
         self._waiting: dict[str, deque[Queued]] = {}
         self._spent: dict[str, float] = {}
         self.seconds: dict[str, float] = {}  # that each payer had, whatever its weight
         self._start_s = 0.0  # of a request, until it runs, lately
-        self._blocked: dict[str, float] = {}  # since when the first request of a payer does not fit
+        self._blocked: dict[str, tuple[Queued, float]] = {}  # the first of a payer that does not fit, and since when
 
     def __len__(self) -> int:
         return sum(len(each) for each in self._waiting.values())
@@ -88,11 +88,13 @@ class FairQueue(Generic[Queued]):
         for payer in sorted(self._waiting, key=lambda each: self._spent.get(each, 0.0)):
             if self._yields(payer, running):
                 continue
-            first = min(self._waiting[payer], key=self._left)
+            blocked, since = self._blocked.get(payer, (None, now))
+            first = blocked or min(self._waiting[payer], key=self._rank)
             if fits(first):
                 self._take(first)
                 return first
-            if now - self._blocked.setdefault(payer, now) > PATIENCE_S:
+            self._blocked[payer] = first, since
+            if now - since > PATIENCE_S:
                 return None
         return None
 
@@ -122,8 +124,8 @@ class FairQueue(Generic[Queued]):
     def _take(self, queued: Queued) -> None:
         payer = queued.payer
         waiting = self._waiting[payer]
-        if waiting[0] is queued:
-            self._blocked.pop(payer, None)
+        if self._blocked.get(payer, (None,))[0] is queued:
+            del self._blocked[payer]
         waiting.remove(queued)
         if not waiting:
             del self._waiting[payer]

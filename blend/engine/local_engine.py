@@ -71,18 +71,17 @@ class LocalEngine:
         self._capture_hooks = CaptureHooks(self._let_requests, self._hold, room, Prefixes(self.limits.prefix_bytes))
         self._readers = Readers()
         self._changed = Condition()
-        self._waiting = FairQueue[QueuedRequest](self.limits.weights)
-        self._captures = FairQueue[Turns](self.limits.weights, left=lambda job: len(job.left))
+        self._waiting = FairQueue[QueuedRequest](self.limits.weights, rank=lambda each: each.rank(self._row_s))
+        self._captures = FairQueue[Turns](self.limits.weights, rank=lambda job: len(job.left))
         self._closing = False
         self._running: list[AnswerBuilder] = []
         self._debts = CaptureDebts(self.limits.capture_share)
         self._capturing: Turns | None = None
-        self._captured_s = 0.0  # by all captures together
+        self._captured_s = self._row_s = 0.0  # what all captures took together; what a prompt's row takes, lately
         self._capture_pace, self._other_pace = PassPace(), PassPace()
         self._slice_began = self._fuse_began = 0.0  # when the capture, or the fuse, at hand went on
         self._step_shares = StepShares(self.limits.weights)
-        self._step_s = self._stepped = 0.0  # what the last step took, and when it ended
-        self._steps_s = 0.0  # of all steps together
+        self._step_s = self._stepped = self._steps_s = 0.0  # of the last step: time, end; the time of all of them
         self._threads = torch.get_num_threads()
         self._thread = Thread(target=self._work, name="kvweave-engine", daemon=True)
         self._thread.start()
@@ -266,6 +265,7 @@ class LocalEngine:
             self._drop_finished()
         had = time.perf_counter() - self._steps_s - self._fuse_began
         with self._changed:
+            self._row_s += (had / queued.rows - self._row_s) / 4
             self._waiting.started(queued.request.payer, had)
 
     def _fuse(self, queued: QueuedRequest) -> AnswerBuilder:

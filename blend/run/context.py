@@ -153,7 +153,7 @@ class LayerBuffers:
         self, shapes: Sequence[LayerShape | None], keys: Sequence[Tensor | None], *, values: Sequence[Tensor | None]
     ) -> None:
         self.shapes = shapes
-        self.states = ContextStates()
+        self.states: ContextStates = ContextStates()
         self._keys = keys
         self._values = values
 

@@ -36,7 +36,7 @@ class ContextStates:
 
     def __init__(self, begun: Mapping[int, LayerState] | None = None) -> None:
         self.mark = 0
-        self._begun = begun or {}
+        self._begun = begun or dict[int, LayerState]()
         self._marked: dict[int, LayerState] = {}
         self._now: dict[int, LayerState] = {}
 

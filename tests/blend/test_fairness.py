@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blend.engine import local_engine
-from blend.engine.answer_builder import QueuedRequest
+from blend.engine.answer_builder import OVERTAKES, QueuedRequest
 from blend.engine.engine import Done, EngineRequest, Failed, Ready
 from blend.engine.fair_queue import CaptureDebts, FairQueue, StepShares, dealt
 from blend.engine.local_engine import EngineLimits, LocalEngine
@@ -55,6 +55,35 @@ def test_who_always_wants_more_gets_his_share_whenever_he_began(payers: list[tup
     began = {str(number): begins for number, (_, _, begins) in enumerate(payers)}
     for one, other in pairwise(sorted(had, key=lambda each: had[each])):
         assert had[other] - had[one] <= 2 * longest, (late, began)
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.integers(1, 4000)), min_size=2, max_size=20), st.floats(1e-4, 1e-2))
+def test_short_prompts_go_first_and_a_long_one_is_passed_by_none_that_came_much_later(
+    asked: list[tuple[float, int]], row_s: float
+) -> None:
+    """Of one payer's. Each has an instant at which it came, and rows."""
+    queue = FairQueue[QueuedRequest]({}, rank=lambda each: each.rank(row_s))
+    for born, rows in asked:
+        entry = queued("one")
+        entry.born, entry.rows = born, rows
+        queue.add(entry, ())
+    order = [cast(QueuedRequest, queue.next(lambda _: True, running={})) for _ in asked]
+    for at, first in enumerate(order):
+        for later in order[at + 1 :]:
+            if later.born <= first.born:
+                assert later.rows >= first.rows
+                assert first.born - later.born <= OVERTAKES * row_s * later.rows
+
+
+def test_what_does_not_fit_is_passed_by_no_shorter_one_of_its_payer() -> None:
+    queue = FairQueue[QueuedRequest]({}, rank=lambda each: each.rank(1.0))
+    long, short = queued("one", 100), queued("one", 1)
+    long.rows, short.rows = 100, 1
+    queue.add(long, ())
+    assert queue.next(lambda each: each.capacity < 50, running={}) is None
+    queue.add(short, ())
+    assert queue.next(lambda each: each.capacity < 50, running={}) is None
+    assert [queue.next(lambda _: True, running={}) for _ in range(2)] == [long, short]
 
 
 @given(
