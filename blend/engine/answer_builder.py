@@ -162,6 +162,6 @@ class AnswerBuilder:
     def keep(self, prefixes: Prefixes) -> None:
         """Keeps the prompt and the answer for prompts that go on from it. Behind chunks, both see what they are."""
         request = self.queued.request
-        if self._is_whole and request.prompt.before_chunks is None:
+        if self._is_whole and request.prompt.before_chunks is None and request.order.policy != "full":
             computed = (*self.queued.layout.ids, *self._text.generated)[: self.slot]
             prefixes.keep(computed, self.context, owner=request.owner)

@@ -1,6 +1,6 @@
 """Chooses the blending of a request: a function of what the request's log line holds, so that it can be replayed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from blend.fuse.fuse import BlendOrder
@@ -38,7 +38,7 @@ class BlendInputs:
 
     `is_on` and `share` are the operator's: whether blending is, and for which share of the requests. `expected` is
     None where the request names its policy, which it gets then, and where nothing was measured. `tried`: the share of
-    prompts that go the other way where two are near.
+    prompts that go the other way where two are near. `hidden`: a larger ratio that costs no time, as reading takes it.
     """
 
     wanted: BlendOrder
@@ -47,21 +47,24 @@ class BlendInputs:
     draw: float
     expected: Expected | None = None
     tried: float = TRIED
+    hidden: float = 0.0
 
     def __str__(self) -> str:
         switch = "on" if self.is_on else "off"
         order = f"{self.wanted.policy} ratio={self.wanted.ratio!r}"
         expected = "" if self.expected is None else f" expected_s={self.expected}"
-        return f"{order} {switch} share={self.share!r} draw={self.draw!r} tried={self.tried!r}{expected}"
+        hidden = f" hidden={self.hidden!r}" if self.hidden else ""
+        return f"{order} {switch} share={self.share!r} draw={self.draw!r} tried={self.tried!r}{expected}{hidden}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """The inputs in a log line."""
-        policy, ratio, switch, *rest = text.split()
-        told = dict(each.split("=", 1) for each in (ratio, *rest))
+        policy, ratio, switch, *more = text.split()
+        told = dict(each.split("=", 1) for each in (ratio, *more))
         expected = Expected(*map(float, told["expected_s"].split("/"))) if "expected_s" in told else None
         order, tried = BlendOrder(policy, float(told["ratio"])), float(told.get("tried", TRIED))
-        return cls(order, switch == "on", float(told["share"]), float(told["draw"]), expected, tried)
+        rest = expected, tried, float(told.get("hidden", 0.0))
+        return cls(order, switch == "on", float(told["share"]), float(told["draw"]), *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class BlendDecision:
 
 
 def decide(inputs: BlendInputs) -> BlendDecision:
-    wanted, expected = inputs.wanted, inputs.expected
+    wanted, expected = replace(inputs.wanted, ratio=max(inputs.wanted.ratio, inputs.hidden)), inputs.expected
     if wanted.policy != "full" and (not inputs.is_on or inputs.draw >= inputs.share):
         return BlendDecision(BlendOrder("full", 0.0), MissReason.CONTROLLER)
     if wanted.policy in EXACT or expected is None:

@@ -19,6 +19,7 @@ from store.errors import Miss, MissReason
 from store.record_source import BlobSource
 
 COMPUTED = "computed"
+HIDDEN = "{:.0%} of the cached tokens are computed anew, for {:.0%}: hidden by loading"
 ANSWER = 0.5  # the most of the window that is kept free for the answer
 
 
@@ -63,14 +64,16 @@ class EnginePlan:
 
     def by_time(self, cost: PromptCost) -> "EnginePlan":
         """The plan by its expected cost, without the records that would take longer than computing their text."""
-        inputs = replace(self.inputs, expected=cost.expected)
+        inputs = replace(self.inputs, expected=cost.expected, hidden=round(cost.hidden, 3))
         decision, unused = decide(inputs), cost.unused
+        is_more = decision.order.ratio > self.inputs.wanted.ratio
+        notes = (*self.notes, HIDDEN.format(decision.order.ratio, self.inputs.wanted.ratio)) if is_more else self.notes
         late = Miss(decision.reason or MissReason.SOONER)
         if decision.reason is not None:
             first = next((number for number, _ in self.shown), None)
             unused = frozenset(self.opened) - ({first} if decision.order.policy == "prefix" else set())
         opened = {at: late if at in unused and at in self.sources else each for at, each in self.opened.items()}
-        return replace(self, inputs=inputs, opened=opened, cost=cost)
+        return replace(self, inputs=inputs, opened=opened, cost=cost, notes=notes)
 
     @property
     def generator_fields(self) -> Json | None:

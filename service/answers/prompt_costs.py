@@ -29,7 +29,8 @@ Opening = Future[BlobSource | Miss]
 class PromptCost:
     """The expected cost of a prompt, corrected, and `plain`, without corrections, which are kept by `size` and `tier`.
 
-    `unused`: passages whose records come too late, or are too short, to save time.
+    `unused`: passages whose records come too late, or are too short, to save time. `hidden`: the ratio by which
+    blending computes no longer than it reads, where that is more than the operating point's.
     """
 
     expected: Expected
@@ -37,6 +38,7 @@ class PromptCost:
     unused: frozenset[int]
     size: int
     tier: str
+    hidden: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,16 @@ class PromptCosts:
         ]
         used = min(choices, key=lambda chosen: self._blend_s(tokens, chosen))
         exact = [each for each in every[:1] if each]  # prompts begin with a passage
+        slowest = max(chunks, key=lambda each: each.late_s, default=None)
+        size, tier = tokens.bit_length(), slowest.tier if slowest and slowest.late_s else ""
+        with self._lock:
+            reading_s = sum(each.late_s for each in used) / max(1.0, self._drift("full", size))
+        hidden = speeds.hidden_ratio(_sizes(tokens, used), reading_s=reading_s)
         seconds = {
             "full": speeds.full_s(tokens),
             "prefix": _beside_reading(speeds.prefix_s(_sizes(tokens, exact)), exact),
-            "blend": self._blend_s(tokens, used),
+            "blend": self._blend_s(tokens, used, ratio=hidden),
         }
-        slowest = max(chunks, key=lambda each: each.late_s, default=None)
-        size, tier = tokens.bit_length(), slowest.tier if slowest and slowest.late_s else ""
         with self._lock:
             expected = {way: each * self._drift(way, size, tier=tier) for way, each in seconds.items()}
             worth_s = GAIN * expected["full"]
@@ -113,7 +118,7 @@ class PromptCosts:
                 self._late = 0 if min(expected["blend"], expected["prefix"]) < worth_s else self._late + 1
         unused = {each.passage for each in chunks} - {each.passage for each in used}
         rounded = (round(each, 6) for each in expected.values())
-        return PromptCost(Expected(*rounded), Expected(*seconds.values()), frozenset(unused), size, tier)
+        return PromptCost(Expected(*rounded), Expected(*seconds.values()), frozenset(unused), size, tier, hidden)
 
     def learn(
         self, cost: PromptCost, report: FuseReport, *, took_s: float, sources: Sequence[BlobSource], alone: bool = True
@@ -158,8 +163,8 @@ class PromptCosts:
         parts = opened.parts if late_s else 1
         return _StoredChunk(passage, opened.tokens + opened.tail.tokens, late_s, parts, opened.tier)
 
-    def _blend_s(self, tokens: int, chunks: Sequence[_StoredChunk]) -> float:
-        return _beside_reading(self._speeds.blend_s(_sizes(tokens, chunks)), chunks)
+    def _blend_s(self, tokens: int, chunks: Sequence[_StoredChunk], *, ratio: float = 0.0) -> float:
+        return _beside_reading(self._speeds.blend_s(_sizes(tokens, chunks), ratio=ratio), chunks)
 
     def _patience_s(self, prompt: PromptTokens, turn_s: float, *, tried: bool) -> float:
         """How long opening blobs may take: what all of them would gain from memory, and the wait for the turn."""

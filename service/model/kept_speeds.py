@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import SELECTIVE, policy_name
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from service.model.served_model import Ids, ServedModel, made_up_ids
-from service.model.speeds import ModelSpeeds, PromptSizes
+from service.model.speeds import HIDDEN, ModelSpeeds, PromptSizes
 from service.model.timed import ONE, timed
 from store.blob import Terms
 from store.codec.decode import read_rows
@@ -95,7 +95,13 @@ def measured(model: ServedModel) -> ModelSpeeds | None:
     few, many = [long] * half, [short] * (half * tokens // len(short.ids))
     cases = [(few * 2, 0), (few, 0), (many, 0), (few, longest // 2)]
     prompts = [partial(_prompt, model, chunks, text=ids[: rows + ASKED]) for chunks, rows in cases]
-    return _solved(model, plain, blends=_fastest(model, prompts, order=model.order), reader=long.reader)
+    blends = _fastest(model, prompts, order=model.order)
+    speeds = _solved(model, plain, blends=blends, reader=long.reader)
+    if speeds.recomputed >= HIDDEN or policy_name(model.order.policy) not in SELECTIVE:
+        return speeds
+    [more] = _fastest(model, prompts[:1], order=replace(model.order, ratio=HIDDEN))
+    each_s = (more.seconds - blends[0].seconds) / (HIDDEN - speeds.recomputed) / more.sizes.cached
+    return replace(speeds, again_s=max(0.0, each_s - speeds.pair_s * more.sizes.tokens))
 
 
 def _plain(model: ServedModel, ids: Ids) -> list[_Timing]:

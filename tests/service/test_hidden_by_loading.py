@@ -1,0 +1,70 @@
+"""Where records take longer to come than to be used, more of their tokens are computed anew, at no cost in time."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from blend.fuse.fuse import BlendOrder
+from service.answers.blend_decision import BlendInputs, Expected, decide
+from service.answers.prompt_costs import PromptCost, PromptCosts
+from service.model.speeds import HIDDEN, PromptSizes
+from service.telemetry.logs import FIELDS
+from tests.service.demo_served import DOCUMENTS
+from tests.service.passages import QUESTIONS
+from tests.service.serving import Inside, ask, in_process, settings_in, wait_for
+from tests.service.test_prompt_costs import SPEEDS, FakeSource, prompt_of
+
+
+@pytest.fixture
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    settings = settings_in(tmp_path_factory.mktemp("hidden"), reuse="sooner")
+    with in_process(settings, documents=DOCUMENTS) as served:
+        yield served
+
+
+@pytest.mark.parametrize("hidden", [0.0, HIDDEN])
+def test_what_loading_hides_is_computed_and_the_answer_and_the_log_say_so(
+    inside: Inside, hidden: float, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    expected = Expected(9.0, 9.0, 1.0)
+    cost = PromptCost(expected, expected, frozenset(), 8, "s3", hidden)
+    monkeypatch.setattr(PromptCosts, "cost", lambda *given: cost)
+    monkeypatch.setattr(inside.core.pipeline, "_costs", PromptCosts(SPEEDS))
+    with inside.client() as client:
+        said = ask(client, QUESTIONS[0])
+    report, usage = said["report"], said["usage"]
+    cached = usage["recomputed_tokens"] + usage["reused_tokens"]
+    assert report["ratio"] == (hidden or inside.core.model.order.ratio)
+    assert any("hidden by loading" in each for each in report["notes"]) == (hidden > 0)
+    assert (usage["recomputed_tokens"] > cached / 4) == (hidden > 0)
+
+    def told() -> list[str]:
+        return [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
+
+    wait_for(told, "the request is logged, behind its answer")
+    assert decide(BlendInputs.parse(told()[0])).order == BlendOrder(report["policy"], report["ratio"])
+
+
+@pytest.mark.parametrize("byte_s", [1e-8, 1e-6, 1e-5, 1e-4, 1e-3])
+def test_the_ratio_that_loading_hides_is_the_largest_that_computes_no_longer(byte_s: float) -> None:
+    speeds = replace(SPEEDS, row_s=10.0, again_s=2e-3, pair_s=1e-6)
+    costs, prompt = PromptCosts(speeds), prompt_of(500, 500)
+    costs._byte_s["s3"] = byte_s
+    opened = {at: FakeSource(500, tier="s3") for at in range(2)}
+    cost = costs.cost(prompt, opened)
+    sizes, reading_s = PromptSizes(prompt.tokens, 1000, 2), (byte_s - speeds.byte_s) * 1000 * 1000
+
+    def computing_s(ratio: float) -> float:
+        """As it is counted for the operating point, and for each token more by itself."""
+        pairs = speeds.pair_s * (ratio - speeds.recomputed) * 1000 * prompt.tokens
+        return speeds.blend_s(sizes) + (ratio - speeds.recomputed) * 1000 * speeds.again_s + pairs
+
+    assert cost.hidden == 0 or speeds.recomputed < cost.hidden <= HIDDEN
+    assert (cost.hidden > 0) == (reading_s > computing_s(speeds.recomputed))
+    if cost.hidden:
+        assert computing_s(cost.hidden) <= reading_s * (1 + 1e-9)
+        assert cost.hidden == HIDDEN or computing_s(cost.hidden * 1.01) > reading_s
+        assert cost.plain.blend_s == pytest.approx(reading_s + computing_s(cost.hidden) / 8)
