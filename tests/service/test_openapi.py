@@ -140,7 +140,7 @@ def test_the_description_is_valid(served: Served) -> None:
     assert all(each in description["info"]["description"] for each in ("admin.key", "/v1/documents", "/v1/query"))
 
 
-SHORT = [(Run("operator", 2), 100), (Run("write", 1), 80), (Run("bound", 1), 60)]
+SHORT = [(Run("operator", 2), 60), (Run("write", 1), 50), (Run("bound", 1), 40)]
 CORNERS = [
     (Run("operator", 60, coverage=True), 5000),
     *((Run(key, 20, coverage=True), 3000) for key in ("write", "bound")),
