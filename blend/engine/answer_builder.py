@@ -64,7 +64,7 @@ class QueuedRequest(PendingRequest):
     def restore(self, prefixes: Prefixes, context: Context) -> None:
         """Takes over what is kept of a prompt that began alike, up to the first chunk and the last token."""
         ids, before = self.layout.ids, self.request.prompt.before_chunks
-        if self.request.order.policy != "full":
+        if self.request.order.policy != "full" or self.request.goes_on:
             prefixes.restore(ids[: len(ids) - 1 if before is None else before], context, owner=self.request.owner)
         context.states.mark = self._beginning
 

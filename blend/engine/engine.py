@@ -46,7 +46,8 @@ class PromptReceiver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One question to the model. How caches are reused for it is its own.
+    """One question to the model. How caches are reused for it is its own. One by `full` begins where another did only
+    if it `goes_on`.
 
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
     `payer`: whose share of the engine's time it takes. `within_s`: seconds until the answer has to be whole. `as_of`:
@@ -64,6 +65,7 @@ class EngineRequest:
     session: str = ""
     as_of: float = field(default_factory=time.monotonic, compare=False)
     receiver: PromptReceiver | None = None
+    goes_on: bool = False
 
     @property
     def session_by_order(self) -> str:
@@ -134,6 +136,23 @@ Event = Ready | Token | MessagePiece | ChoiceEnded | Done | Failed
 
 
 @dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """`kv_bytes` holds the contexts of all running requests and of a capture; prefixes are kept besides.
+
+    `capture_share`: of the engine's time that captures have where requests never end. `weights`: how much of what
+    requests have a payer gets, where one has 1. `piece_rows`: as in `BlendOrder`.
+    """
+
+    kv_bytes: int = 4 << 30
+    prefix_bytes: int = 256 << 20
+    waiting: int = 64
+    running: int = 64
+    piece_rows: int = 0
+    capture_share: float = 0.4
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
 class PayerLoad:
     """What one payer has in the engine, and the seconds of its time that it had since the start."""
 
@@ -167,6 +186,10 @@ class Engine(Protocol):
 
     def waits_s(self, payer: str) -> float:
         """How long a request of this payer would wait for its turn now."""
+        ...
+
+    def kept(self, ids: Sequence[int], *, owner: str) -> int:
+        """How many of a prompt's first tokens are not computed again for this owner, as one before it began alike."""
         ...
 
     def capture(

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from threading import Condition, Thread
 
@@ -18,7 +18,7 @@ import torch
 
 from blend.capture.capture import CaptureHooks, capture, passes
 from blend.engine.answer_builder import AnswerBuilder, QueuedRequest
-from blend.engine.engine import EngineRequest, Event, Failed, PayerLoad, Ready
+from blend.engine.engine import EngineLimits, EngineRequest, Event, Failed, PayerLoad, Ready
 from blend.engine.fair_queue import CaptureDebts, FairQueue, StepShares
 from blend.engine.kv_budget import KvBudget
 from blend.engine.queued_turns import PassPace, QueuedTurns, T, Turns, one_by_one
@@ -36,23 +36,6 @@ from store.record import Record
 log = logging.getLogger(__name__)
 
 TURN_S = 0.25  # of a capture, or other work: then it is the turn of the payer whose captures had the least
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """`kv_bytes` holds the contexts of all running requests and of a capture; prefixes are kept besides.
-
-    `capture_share`: of the engine's time that captures have where requests never end. `weights`: how much of what
-    requests have a payer gets, where one has 1. `piece_rows`: as in `BlendOrder`.
-    """
-
-    kv_bytes: int = 4 << 30
-    prefix_bytes: int = 256 << 20
-    waiting: int = 64
-    running: int = 64
-    piece_rows: int = 0
-    capture_share: float = 0.4
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class LocalEngine:
@@ -137,6 +120,10 @@ class LocalEngine:
         """See `Engine.waits_s`."""
         with self._changed:
             return self._waiting.waits_s(payer)
+
+    def kept(self, ids: Sequence[int], *, owner: str) -> int:
+        """See `Engine.kept`."""
+        return self._prefixes.tokens(ids, owner=owner)
 
     def capture(
         self,

@@ -56,8 +56,7 @@ class BlendOrder:
 
 @dataclass(frozen=True, slots=True)
 class FuseReport:
-    """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens; `kept` of those reused were
-    exact in the context already.
+    """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens.
 
     Seconds: `ask`, `select` and `compute` are the fuse's own; `wait` (for records) and `others` (other requests' steps)
     are parts of them, and `read` ran in parallel. `bytes` of keys and values came out of records. `stages` are the
@@ -72,7 +71,6 @@ class FuseReport:
     misses: tuple[tuple[int, Miss], ...]
     bytes: int
     seconds: dict[str, float]
-    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +306,6 @@ class _Fuse:
             misses=layout.misses,
             bytes=moved,
             seconds=dict(self._clock.seconds),
-            kept=self._context.exact,
         )
 
 

@@ -34,14 +34,14 @@ class _Beginning:
 
 
 class Prefixes:
-    """Keeps the beginnings that were used last, within a number of bytes and a time since their last use. Used by one
-    thread. What is kept for one owner serves no other.
+    """Keeps the beginnings that were used last, within a number of bytes and a time since their last use. What is kept
+    for one owner serves no other. Used by one thread, but for `tokens`.
     """
 
     def __init__(self, bytes_at_most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._room = bytes_at_most
         self._clock = clock
-        self._kept: list[_Beginning] = []  # the one used last is the last
+        self._kept: list[_Beginning] = []  # the one used last is the last; never changed, but replaced
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -50,6 +50,11 @@ class Prefixes:
     def left_s(self) -> float | None:
         """How long the first of them stays if nobody uses it; None where there is none."""
         return max(0.0, min(each.until for each in self._kept) - self._clock()) if self._kept else None
+
+    def tokens(self, ids: Sequence[int], *, owner: str) -> int:
+        """How many of these the longest beginning has that is kept for the owner."""
+        wanted = np.asarray(ids, np.int64)
+        return max((each.usable(wanted) for each in self._kept if each.owner == owner), default=0)
 
     def restore(self, ids: Sequence[int], context: Context, *, owner: str = "") -> None:
         """Copy the longest beginning of these ids that is kept for the owner into the context's first slots."""
@@ -74,9 +79,8 @@ class Prefixes:
             self._use(longer)
             return
         covered = [each for each in own if not states.nbytes and each.common(wanted) == len(each.ids)]
-        self._kept = [each for each in self._kept if each not in covered]
-        self._kept.append(_Beginning(owner, wanted, context.first(len(wanted)), self._clock() + KEPT_S))
-        self._make_room()
+        added = _Beginning(owner, wanted, context.first(len(wanted)), self._clock() + KEPT_S)
+        self._kept = self._within([*(each for each in self._kept if each not in covered), added])
 
     def expire(self) -> None:
         """Drop what was not used for too long."""
@@ -85,17 +89,17 @@ class Prefixes:
 
     def _use(self, beginning: _Beginning) -> None:
         beginning.until = self._clock() + KEPT_S
-        self._kept.remove(beginning)
-        self._kept.append(beginning)
+        self._kept = [*(each for each in self._kept if each is not beginning), beginning]
 
-    def _make_room(self) -> None:
-        """Drops what was used longest ago by those who have more than their share of the room, until all fit."""
-        del self._kept[:-MOST]
+    def _within(self, kept: list[_Beginning]) -> list[_Beginning]:
+        """Those that stay: what was used longest ago goes first, of those who have more than their share."""
+        del kept[:-MOST]
         taken = Counter[str]()
-        for each in self._kept:
+        for each in kept:
             taken[each.owner] += each.context.nbytes
         while taken.total() > self._room:
             share = self._room / len(taken)
-            oldest = next(each for each in self._kept if taken[each.owner] > share)
-            self._kept.remove(oldest)
+            oldest = next(each for each in kept if taken[each.owner] > share)
+            kept.remove(oldest)
             taken[oldest.owner] -= oldest.context.nbytes
+        return kept

@@ -67,7 +67,6 @@ from service.telemetry.traces import Tracer
 LOOKUPS = 8  # threads that search and tokenize
 FETCHES = 128  # threads that open blobs: each waits for a medium, so there are as many as parallel opens
 RETRY_S = 1.0
-LITTLE = 0.2  # of a prompt
 ALONE = 0.02  # the most of a prompt's time that went to other requests, for its time to be learned from
 
 T = TypeVar("T")
@@ -213,7 +212,8 @@ class Pipeline:
             return plan
         plan = replace(plan, opened=await begun.opened())
         if begun.patience_s is not None and self._costs and plan.has_choice:
-            plan = plan.by_time(self._costs.cost(plan.prompt_tokens, plan.opened))
+            kept = self._model.engine.kept(plan.prompt_tokens.prefix, owner=self._owner(gathered.ask.principal))
+            plan = plan.by_time(self._costs.cost(plan.prompt_tokens, plan.opened, kept=kept))
         return plan
 
     def _begun(self, gathered: Gathered, inputs: BlendInputs) -> tuple[EnginePlan, BegunBlobs | None]:
@@ -284,10 +284,14 @@ class Pipeline:
         chat = plan.generator_fields
         rules = (ask.sampling.processor, grammar, None if chat is None else GeneratorRule(chat))
         sampling = replace(ask.sampling, processor=chained(*rules))
-        sharing = repr(principal.bound) if self._settings.shared_prefixes else principal.key_id
-        owner = f"{principal.tenant} {sharing}"
+        owner, is_sooner = self._owner(principal), plan.cost is not None
         asked = EngineRequest(prompt, sampling, plan.decision.order, owner=owner, payer=principal.tenant)
-        return replace(asked, within_s=left_s, session=ask.session_of_key, receiver=ask.receiver, as_of=ask.as_of)
+        asked = replace(asked, within_s=left_s, goes_on=is_sooner, as_of=ask.as_of)
+        return replace(asked, session=ask.session_of_key, receiver=ask.receiver)
+
+    def _owner(self, principal: Principal) -> str:
+        """Whose beginnings of prompts are used."""
+        return f"{principal.tenant} {repr(principal.bound) if self._settings.shared_prefixes else principal.key_id}"
 
     def _mend(self, ask: AnswerRequest, plan: EnginePlan, *, report: FuseReport) -> None:
         """Requests the computing of records that were missing or damaged."""
@@ -299,12 +303,9 @@ class Pipeline:
             self._ingest.fill(tenant, damaged, damaged=True)
 
     def _learn(self, progress: "_RequestProgress", report: FuseReport) -> None:
-        """Corrects the expected costs by a prompt beside which hardly anything else was computed, and whose beginning,
-        of which costs know nothing, was not kept to a large part.
-        """
+        """Corrects the expected costs by a prompt beside which hardly anything else was computed."""
         plan, took_s = progress.plan, progress.took_s
-        is_usual = report.kept < LITTLE * plan.prompt_tokens.tokens
-        if self._costs and plan.cost and is_usual and report.seconds.get("others", 0.0) < ALONE * took_s:
+        if self._costs and plan.cost and report.seconds.get("others", 0.0) < ALONE * took_s:
             alone = progress.alone and self._flying == 1
             self._costs.learn(plan.cost, report, took_s=took_s, sources=[*plan.sources.values()], alone=alone)
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from time import perf_counter
 
@@ -91,30 +92,32 @@ class PromptCosts:
             last.add_done_callback(self._learn_opening(since, most_s=FURTHEST_OPEN * patience_s))
         return BegunBlobs(opening, patience_s)
 
-    def cost(self, prompt: PromptTokens, opened: Mapping[int, BlobSource | Miss]) -> PromptCost:
+    def cost(self, prompt: PromptTokens, opened: Mapping[int, BlobSource | Miss], *, kept: int = 0) -> PromptCost:
+        """The cost of a prompt with these records, whose first `kept` tokens are not computed again."""
         speeds, tokens = self._speeds, prompt.tokens
+        sizes_of = partial(_sizes, tokens, kept=kept)
         every = [self._chunk(run.passage, opened.get(run.passage)) for run in prompt.runs if run.passage is not None]
         chunks = [each for each in every if each]
         choices = [
             [each for each in chunks if speeds.pays(each.tokens, prompt=tokens, late_s=0.0)],
             [each for each in chunks if speeds.pays(each.tokens, prompt=tokens, late_s=each.late_s)],
         ]
-        used = min(choices, key=lambda chosen: self._blend_s(tokens, chosen))
+        used = min(choices, key=lambda chosen: self._blend_s(sizes_of(chosen), chosen))
         exact = [each for each in every[:1] if each]  # prompts begin with a passage
         slowest = max(chunks, key=lambda each: each.late_s, default=None)
         size, tier = tokens.bit_length(), slowest.tier if slowest and slowest.late_s else ""
         with self._lock:
             reading_s = sum(each.late_s for each in used) / max(1.0, self._drift("full", size))
-        hidden = speeds.hidden_ratio(_sizes(tokens, used), reading_s=reading_s)
+        hidden = speeds.hidden_ratio(sizes_of(used), reading_s=reading_s)
         seconds = {
-            "full": speeds.full_s(tokens),
-            "prefix": _beside_reading(speeds.prefix_s(_sizes(tokens, exact)), exact),
-            "blend": self._blend_s(tokens, used, ratio=hidden),
+            "full": speeds.full_s(sizes_of(())),
+            "prefix": _beside_reading(speeds.prefix_s(sizes_of(exact)), exact),
+            "blend": self._blend_s(sizes_of(used), used, ratio=hidden),
         }
         with self._lock:
             expected = {way: each * self._drift(way, size, tier=tier) for way, each in seconds.items()}
             worth_s = GAIN * expected["full"]
-            if chunks and self._reused_s(_sizes(tokens, chunks), _sizes(tokens, exact), size=size) < worth_s:
+            if chunks and self._reused_s(sizes_of(chunks), sizes_of(exact), size=size) < worth_s:
                 self._late = 0 if min(expected["blend"], expected["prefix"]) < worth_s else self._late + 1
         unused = {each.passage for each in chunks} - {each.passage for each in used}
         rounded = (round(each, 6) for each in expected.values())
@@ -163,13 +166,13 @@ class PromptCosts:
         parts = opened.parts if late_s else 1
         return _StoredChunk(passage, opened.tokens + opened.tail.tokens, late_s, parts, opened.tier)
 
-    def _blend_s(self, tokens: int, chunks: Sequence[_StoredChunk], *, ratio: float = 0.0) -> float:
-        return _beside_reading(self._speeds.blend_s(_sizes(tokens, chunks), ratio=ratio), chunks)
+    def _blend_s(self, sizes: PromptSizes, chunks: Sequence[_StoredChunk], *, ratio: float = 0.0) -> float:
+        return _beside_reading(self._speeds.blend_s(sizes, ratio=ratio), chunks)
 
     def _patience_s(self, prompt: PromptTokens, turn_s: float, *, tried: bool) -> float:
         """How long opening blobs may take: what all of them would gain from memory, and the wait for the turn."""
         passages = [len(run.ids) for run in prompt.runs if run.passage is not None]
-        full_s, size = self._speeds.full_s(prompt.tokens), prompt.tokens.bit_length()
+        full_s, size = self._speeds.full_s(PromptSizes(prompt.tokens)), prompt.tokens.bit_length()
         sizes = PromptSizes(prompt.tokens, min(sum(passages), prompt.tokens), len(passages))
         exact = PromptSizes(prompt.tokens, sum(passages[:1]), len(passages[:1]))  # prompts begin with a passage
         with self._lock:
@@ -213,8 +216,8 @@ def _kept(way: str, size: int, *, tier: str) -> tuple[str, int, str]:
     return way, size, "" if way == "full" else tier
 
 
-def _sizes(tokens: int, chunks: Sequence[_StoredChunk]) -> PromptSizes:
-    return PromptSizes(tokens, min(tokens, sum(each.tokens for each in chunks)), len(chunks))
+def _sizes(tokens: int, chunks: Sequence[_StoredChunk], *, kept: int = 0) -> PromptSizes:
+    return PromptSizes(tokens, min(tokens - kept, sum(each.tokens for each in chunks)), len(chunks), kept)
 
 
 def _beside_reading(computing_s: float, chunks: Sequence[_StoredChunk]) -> float:

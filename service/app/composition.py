@@ -13,8 +13,8 @@ from huggingface_hub.utils import disable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 from blend.adopt.load import LoadedModel, device_named, load
-from blend.engine.engine import Engine
-from blend.engine.local_engine import EngineLimits, LocalEngine
+from blend.engine.engine import Engine, EngineLimits
+from blend.engine.local_engine import LocalEngine
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import check_runs
 from retriever.embedders.embedders import Embedders

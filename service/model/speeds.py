@@ -7,11 +7,19 @@ HIDDEN = 0.5  # the largest ratio that loading is used for: two passes over more
 
 @dataclass(frozen=True, slots=True)
 class PromptSizes:
-    """The tokens of a prompt, those that come from records, and how many records these are."""
+    """The tokens of a prompt, those that come from records, how many records these are, and the tokens that are `kept`
+    of a prompt that began alike.
+    """
 
     tokens: int
     cached: int = 0
     chunks: int = 0
+    kept: int = 0
+
+    @property
+    def fresh(self) -> int:
+        """Tokens that are computed in any case."""
+        return self.tokens - self.cached - self.kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +44,14 @@ class ModelSpeeds:
     byte_s: float
     again_s: float = 0.0
 
-    def full_s(self, tokens: int) -> float:
-        return self.prefill_s + self._rows_s(tokens, tokens)
+    def full_s(self, sizes: PromptSizes) -> float:
+        """The seconds of a prompt of which no record is used."""
+        return self.prefill_s + self._rows_s(sizes.tokens - sizes.kept, sizes.tokens)
 
     def prefix_s(self, sizes: PromptSizes) -> float:
         """The seconds of a prompt whose cached tokens are an exact prefix."""
         records = self.chunk_s * sizes.chunks + self.cached_s * sizes.cached
-        return self.prefill_s + records + self._rows_s(sizes.tokens - sizes.cached, sizes.tokens)
+        return self.prefill_s + records + self._rows_s(sizes.fresh, sizes.tokens)
 
     def blend_s(self, sizes: PromptSizes, *, ratio: float = 0.0) -> float:
         """The seconds of a prompt at the operating point, or by a larger ratio, its records in memory."""
@@ -50,7 +59,7 @@ class ModelSpeeds:
         more_s = (ratio - self.recomputed) * self.again_s
         records = self.chunk_s * sizes.chunks + (self.cached_s + more_s) * sizes.cached
         pairs = self.pair_s * ratio * sizes.cached * sizes.tokens
-        return self.fuse_s + records + pairs + self.fresh * self._rows_s(sizes.tokens - sizes.cached, sizes.tokens)
+        return self.fuse_s + records + pairs + self.fresh * self._rows_s(sizes.fresh, sizes.tokens)
 
     def hidden_ratio(self, sizes: PromptSizes, *, reading_s: float) -> float:
         """The largest ratio whose computing takes no longer than reading; 0 where not even the operating point's."""

@@ -41,18 +41,18 @@ class HandedSpeeds(ModelSpeeds):
         """Our own speeds with those of vLLM, which may come later."""
         return cls(**{each.name: getattr(own, each.name) for each in fields(ModelSpeeds)}, times=times)
 
-    def full_s(self, tokens: int) -> float:
+    def full_s(self, sizes: PromptSizes) -> float:
         """What vLLM takes to read a prompt."""
         prefill = self.times.prefill
-        return prefill.seconds(tokens) if prefill else ModelSpeeds.full_s(self, tokens)
+        return prefill.seconds(sizes.tokens) if prefill else ModelSpeeds.full_s(self, sizes)
 
     def prefix_s(self, sizes: PromptSizes) -> float:
         """What a prompt takes behind an exact beginning, with its way to vLLM."""
         return ModelSpeeds.prefix_s(self, sizes) + self._handed_s(sizes.tokens)
 
-    def blend_s(self, sizes: PromptSizes) -> float:
+    def blend_s(self, sizes: PromptSizes, *, ratio: float = 0.0) -> float:
         """What a prompt takes by the operating point, with its way to vLLM."""
-        return ModelSpeeds.blend_s(self, sizes) + self._handed_s(sizes.tokens)
+        return ModelSpeeds.blend_s(self, sizes, ratio=ratio) + self._handed_s(sizes.tokens)
 
     def _handed_s(self, tokens: int) -> float:
         return self.times.handed.seconds(tokens) if self.times.handed else 0.0

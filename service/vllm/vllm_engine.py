@@ -108,6 +108,9 @@ class VllmEngine:
     def waits_s(self, payer: str) -> float:
         return self._local.waits_s(payer)
 
+    def kept(self, ids: Sequence[int], *, owner: str) -> int:
+        return 0  # what vLLM keeps it knows
+
     def capture(
         self,
         prefix: Sequence[int],

@@ -22,8 +22,8 @@ import numpy as np
 
 from blend.adopt.load import LoadedModel
 from blend.engine import answer_builder
-from blend.engine.engine import Done, EngineRequest, Event, Failed, Ready, Token
-from blend.engine.local_engine import EngineLimits, LocalEngine
+from blend.engine.engine import Done, EngineLimits, EngineRequest, Event, Failed, Ready, Token
+from blend.engine.local_engine import LocalEngine
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt

@@ -8,8 +8,8 @@ from threading import Event as Flag
 from torch import Tensor
 
 from blend.adopt.load import LoadedModel
-from blend.engine.engine import Done, EngineRequest, Event, Failed, Ready, Ticket, Token
-from blend.engine.local_engine import EngineLimits, LocalEngine
+from blend.engine.engine import Done, EngineLimits, EngineRequest, Event, Failed, Ready, Ticket, Token
+from blend.engine.local_engine import LocalEngine
 from blend.errors import BlendError
 
 PATIENCE_S = 60

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from blend.adopt.load import adopt
-from blend.engine.engine import EngineRequest, Ready, Token
-from blend.engine.local_engine import EngineLimits
+from blend.engine.engine import EngineLimits, EngineRequest, Ready, Token
 from blend.engine.sampling import Sampling
 from blend.errors import BlendError, Busy, NotFinite, PromptError
 from blend.fuse.fuse import BlendOrder

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from blend.engine import local_engine
 from blend.engine.answer_builder import OVERTAKES, QueuedRequest
-from blend.engine.engine import Done, EngineRequest, Failed, Ready
+from blend.engine.engine import Done, EngineLimits, EngineRequest, Failed, Ready
 from blend.engine.fair_queue import CaptureDebts, FairQueue, StepShares, dealt
-from blend.engine.local_engine import EngineLimits, LocalEngine
+from blend.engine.local_engine import LocalEngine
 from blend.engine.sampling import Sampling
 from blend.errors import Late
 from blend.fuse.prompt import Prompt, PromptLayout, TextSegment

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from blend.adopt.load import LoadedModel
 from blend.capture.captured_pass import CapturedPass, ChunkRows
-from blend.engine.engine import EngineRequest
-from blend.engine.local_engine import EngineLimits
+from blend.engine.engine import EngineLimits, EngineRequest
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt, TextSegment

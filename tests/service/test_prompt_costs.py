@@ -200,7 +200,7 @@ def test_what_took_longer_beside_other_requests_says_nothing_of_the_way_it_was_c
 def test_a_service_that_measured_wrongly_learns_that_blending_is_sooner(blends: float, reads: float) -> None:
     """It takes half of reading, and was thought to take so many times as long as reading takes, as was reading."""
     prompt, drawn = prompt_of(40, 280, 280), random.Random(3)  # the exact beginning alone does not pay
-    full_s = SPEEDS.full_s(prompt.tokens)
+    full_s = SPEEDS.full_s(PromptSizes(prompt.tokens))
     thought = replace(SPEEDS, prefill_s=reads * 0.01, row_s=reads * 0.001, fresh=1.0, chunk_s=0.0, cached_s=0.0)
     costs = PromptCosts(replace(thought, fuse_s=blends * full_s - reads * 0.001 * (prompt.tokens - 600)))
     taken = Counter[str]()
@@ -369,7 +369,8 @@ def test_speeds_are_measured_once_and_again_where_anything_is_different(
     assert model.speeds is not None and json.loads(kept.read_text()).pop("conditions") == conditions(
         model, torch.device("cpu")
     )
-    assert min(asdict(model.speeds).values()) >= 0 and model.speeds.full_s(1000) > model.speeds.full_s(100)
+    long, short = (model.speeds.full_s(PromptSizes(tokens)) for tokens in (1000, 100))
+    assert min(asdict(model.speeds).values()) >= 0 and long > short
     sizes = PromptSizes(1000, 900, 4)
     assert model.speeds.blend_s(replace(sizes, chunks=90)) >= model.speeds.blend_s(sizes)
     file, measured = tmp_path / "model.speeds.json", list[ServedModel]()

@@ -10,8 +10,8 @@ from typing import cast
 from torch import Tensor
 
 from blend.adopt.load import LoadedModel
-from blend.engine.engine import EngineRequest
-from blend.engine.local_engine import EngineLimits, LocalEngine
+from blend.engine.engine import EngineLimits, EngineRequest
+from blend.engine.local_engine import LocalEngine
 from blend.engine.sampling import Sampling
 from blend.errors import PromptError
 from blend.fuse.fuse import BlendOrder

@@ -1,4 +1,6 @@
-"""Where records take longer to come than to be used, more of their tokens are computed anew, at no cost in time."""
+"""What expectations of time make of a prompt besides: where records take longer to come than to be used, more of their
+tokens are computed anew; what is kept of a conversation costs nothing, whichever way is taken.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from service.model.speeds import HIDDEN, PromptSizes
 from service.telemetry.logs import FIELDS
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
-from tests.service.serving import Inside, ask, in_process, settings_in, wait_for
+from tests.service.serving import Inside, Json, ask, good, in_process, settings_in, wait_for
 from tests.service.test_prompt_costs import SPEEDS, FakeSource, prompt_of
 
 
@@ -31,7 +33,7 @@ def test_what_loading_hides_is_computed_and_the_answer_and_the_log_say_so(
     caplog.set_level(logging.INFO)
     expected = Expected(9.0, 9.0, 1.0)
     cost = PromptCost(expected, expected, frozenset(), 8, "s3", hidden)
-    monkeypatch.setattr(PromptCosts, "cost", lambda *given: cost)
+    monkeypatch.setattr(PromptCosts, "cost", lambda *given, **more: cost)
     monkeypatch.setattr(inside.core.pipeline, "_costs", PromptCosts(SPEEDS))
     with inside.client() as client:
         said = ask(client, QUESTIONS[0])
@@ -68,3 +70,37 @@ def test_the_ratio_that_loading_hides_is_the_largest_that_computes_no_longer(byt
         assert computing_s(cost.hidden) <= reading_s * (1 + 1e-9)
         assert cost.hidden == HIDDEN or computing_s(cost.hidden * 1.01) > reading_s
         assert cost.plain.blend_s == pytest.approx(reading_s + computing_s(cost.hidden) / 8)
+
+
+def test_what_is_kept_of_a_conversation_costs_no_way_anything() -> None:
+    costs, opened = PromptCosts(SPEEDS), {at: FakeSource(40) for at in range(2)}
+    prompt = replace(prompt_of(40, 40), prefix=(2,) * 800)
+    alone, after = costs.cost(prompt, opened), costs.cost(prompt, opened, kept=800)
+    for way, seconds in alone.plain.by_way.items():
+        rows = (SPEEDS.fresh if way == "blend" else 1) * 800 * SPEEDS.row_s
+        assert after.plain.by_way[way] == pytest.approx(seconds - rows)
+
+
+@pytest.mark.parametrize("full_s", [0.1, 9.0])
+def test_a_conversation_goes_on_whichever_way_is_sooner(
+    inside: Inside, full_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, known = Expected(full_s, 9.0, 1.0), list[int]()
+
+    def cost(costs: PromptCosts, *given: object, kept: int) -> PromptCost:
+        known.append(kept)
+        return PromptCost(expected, expected, frozenset(), 8, "lmdb")
+
+    monkeypatch.setattr(PromptCosts, "cost", cost)
+    monkeypatch.setattr(inside.core.pipeline, "_costs", PromptCosts(SPEEDS))
+    said: list[Json] = []
+    with inside.client() as client:
+        for question in QUESTIONS[:3]:
+            said.append({"role": "user", "content": question})
+            body = {"messages": said, "max_tokens": 3, "temperature": 0, "collection": "default"}
+            answer = good(client.post("/v1/chat/completions", json={**body, "model": "default"}))
+            said.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    assert answer["kvweave"]["report"]["policy"] == ("full" if full_s < 1 else inside.core.model.order.policy)
+    assert known[0] < known[1] < known[2]
+    if full_s < 1:
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == known[2]
