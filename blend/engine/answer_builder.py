@@ -160,7 +160,7 @@ class AnswerBuilder:
         self.queued.end(reason, text=text, generated=len(self._text.generated))
 
     def keep(self, prefixes: Prefixes) -> None:
-        """Keeps the prompt and the answer for prompts that go on from it. Behind chunks, both see what they are."""
+        """Keeps prompt and answer for prompts that go on from it. Rows behind chunks may be off, and tell of these."""
         request = self.queued.request
         if self._is_whole and request.prompt.before_chunks is None and request.order.policy != "full":
             computed = (*self.queued.layout.ids, *self._text.generated)[: self.slot]
