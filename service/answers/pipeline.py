@@ -284,9 +284,8 @@ class Pipeline:
         chat = plan.generator_fields
         rules = (ask.sampling.processor, grammar, None if chat is None else GeneratorRule(chat))
         sampling = replace(ask.sampling, processor=chained(*rules))
-        owner, is_sooner = self._owner(principal), plan.cost is not None
-        asked = EngineRequest(prompt, sampling, plan.decision.order, owner=owner, payer=principal.tenant)
-        asked = replace(asked, within_s=left_s, goes_on=is_sooner, as_of=ask.as_of)
+        asked = EngineRequest(prompt, sampling, plan.decision.order, payer=principal.tenant, as_of=ask.as_of)
+        asked = replace(asked, owner=self._owner(principal), within_s=left_s, goes_on=plan.cost is not None)
         return replace(asked, session=ask.session_of_key, receiver=ask.receiver)
 
     def _owner(self, principal: Principal) -> str:

@@ -175,6 +175,7 @@ def _solved(
         fresh=fresh,
         recomputed=share,
         byte_s=_byte_s(reader),
+        again_s=0.0,
     )
 
 

@@ -42,7 +42,7 @@ class ModelSpeeds:
     fresh: float
     recomputed: float
     byte_s: float
-    again_s: float = 0.0
+    again_s: float
 
     def full_s(self, sizes: PromptSizes) -> float:
         """The seconds of a prompt of which no record is used."""

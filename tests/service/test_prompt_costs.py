@@ -40,6 +40,7 @@ SPEEDS = ModelSpeeds(
     fresh=2.0,
     recomputed=0.05,
     byte_s=1e-8,
+    again_s=0.0,
 )
 READS = replace(SPEEDS, fuse_s=1000.0, chunk_s=1000.0)  # where blending, and each record, takes a quarter of an hour
 
