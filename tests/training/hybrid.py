@@ -44,7 +44,7 @@ STAGES = (
     Stage((LINKED, VALUED), 1.0, 200, tokens=3000, rate=6e-3, rests=True),
     Stage((LINKED, VALUED), 0.95, 300, tokens=3000, rate=1.5e-3, rests=True),
     Stage((VALUED, VALUED, MANY), 0.96, 400, tokens=4000, rate=1e-3, mixture=SOME),
-    Stage((MANY, MANY, VALUED, LONG, MOST), 1.0, 400, tokens=6000, rate=1e-3, rests=True, mixture=SOME),
+    Stage((MANY, MANY, VALUED, LONG, MOST), 1.0, 250, tokens=6000, rate=1e-3, rests=True, mixture=SOME),
 )
 COMPARED = Stage((), 1.0, 0, tokens=6000)
 SIZES = tuple(replace(MANY, passages=(size, size)) for size in (4, 8, 12))
