@@ -150,7 +150,7 @@ class Watched:
         self.seen.clear()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(
     cases(),
     st.sampled_from(FAMILIES),

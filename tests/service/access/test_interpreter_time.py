@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.access.interpreter_time import (
@@ -34,6 +34,7 @@ class Clock:
         return self.now
 
 
+@settings(max_examples=25)
 @given(st.lists(st.floats(0.0005, 0.05), min_size=1, max_size=4))
 def test_owners_that_always_want_more_have_the_share_alike(pieces: Sequence[float]) -> None:
     """Each works in pieces of one length, one at a time has the processor."""
