@@ -216,22 +216,22 @@ class ChunkCaches:
 
         What an earlier release captured serves as it is, and what was given up for room is not computed again.
         """
-        with self._lock:  # before the store is asked: what comes meanwhile is there then
+        with self._lock:  # before the store is asked: what comes meanwhile is there then, or is deleted when it came
             coming = [*self._computing]
-        keys = {chunk: [blob.key for blob in self._store.entries(Scope(self._tenant, chunk))] for chunk in chunks}
+        keys = {chunk: {blob.key for blob in self._store.entries(Scope(self._tenant, chunk))} for chunk in chunks}
+        every = {chunk: stored | {key for key in coming if key.chunk == chunk} for chunk, stored in keys.items()}
         contexts, stale, uses = self._contexts(chunks), list[Scope](), dict[str, int]()
         digests = _by_domain(contexts)
         for chunk in {key.chunk for key in contexts}:
-            every = {*keys[chunk], *(key for key in coming if key.chunk == chunk)}
-            old = [key for key in every if key.context not in digests.get(DomainChunk.of(key), ())]
-            if len(old) == len(every):
+            old = [key for key in every[chunk] if key.context not in digests.get(DomainChunk.of(key), ())]
+            if len(old) == len(every[chunk]):
                 stale.append(Scope(self._tenant, chunk))
             else:
                 stale += [Scope(self._tenant, chunk, key.fingerprint) for key in old]
         for wanted in self.captures.keys_of([*contexts]):
             best, told = wanted.best, (wanted.behind.digest, wanted.best.domain)
-            had = [key for key in keys[best.chunk] if key.context and (key.origin, key.domain) == told]
-            if had and best not in had:
+            had = [key for key in every[best.chunk] if key.context and (key.origin, key.domain) == told]
+            if had and best not in keys[best.chunk]:
                 uses[best.chunk] = max(self._times_found.get(key, 0) for key in had)
         return stale, uses
 

@@ -1,8 +1,11 @@
 """Chunks are captured behind passages of their own kind: which these are, and what becomes of records with them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -100,6 +103,22 @@ def test_a_record_is_what_is_computed_behind_the_passages_that_its_key_names(ins
                 continue
             for ours, theirs in ((one.keys, other.keys), (one.values, other.values)):
                 assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
+def test_what_came_for_an_old_context_while_that_went_is_computed_anew(inside: Inside) -> None:
+    """The store is asked before it comes, and deletes it: nobody else would know that anything lacks."""
+    with inside.client() as client:
+        put_in(client, [book(0, chunks=1)])
+    tenant = settled(inside)
+    [best] = wanted(tenant)
+    old = replace(best, fingerprint=best.fingerprint[:-1] + ("1" if best.fingerprint.endswith("0") else "0"))
+    with inside.core.ingest.resting():
+        tenant.store.delete_all([Scope(TENANT, best.chunk)])
+        assert tenant.caches.moved([best.chunk]) == ([Scope(TENANT, best.chunk)], {}), (
+            "of what was not there none lacks"
+        )
+        with tenant.caches.computing([cast(CaptureItem, SimpleNamespace(key=old))]):
+            assert tenant.caches.moved([best.chunk]) == ([Scope(TENANT, best.chunk)], {best.chunk: 0})
 
 
 def test_the_same_corpus_has_the_same_filler_and_keys_one_by_one_and_together(inside: Inside, tmp_path: Path) -> None:
