@@ -175,7 +175,8 @@ def test_a_layer_that_is_final_changes_no_more_but_for_the_last_token(
     assert [*watched.seen] == model.decoder.model_layers.keeping
     for layer, (keys, values) in watched.seen.items():
         now = watched.context.seen(layer, watched.tokens)
-        assert torch.equal(keys, now[0]) and torch.equal(values, now[1])
+        for one, other in zip((keys, values), now, strict=True):  # bit by bit: what no window shows may be no number
+            assert torch.equal(one.view(torch.int32), other.view(torch.int32))
     assert watched.again == len(
         {miss.reason for _, miss in found.report.misses if miss.detail in ("torn", "not finite")}
     )

@@ -16,7 +16,8 @@ from blend.capture.capture import CaptureHooks, capture
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
-from blend.run.context import Prefixes, Segment, numbers, span
+from blend.run.context import Segment, numbers, span
+from blend.run.prefixes import Prefixes
 from service.documents.chunk_capture import tailed
 from service.lab.questions.cases import Case
 from service.model.capture_context import ALONE, ChunkIds, in_context
