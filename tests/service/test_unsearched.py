@@ -132,7 +132,7 @@ def test_switched_on_it_is_embedded_and_found_and_switched_off_it_is_not(served:
         assert found(client) == ["ledger", "letter", "register"]  # of a chunk in two documents the older one is told
         good(client.put("/v1/collections/foreign", json=OFF))
         assert found(client) == ["ledger too", "register"]
-        assert len(served.embedder.seen) == 3
+        assert {*served.embedder.seen} == {LETTER, LEDGER, REGISTER}  # two that look for work may make a vector at once
 
 
 def hits(client: httpx.Client, body: Json) -> list[str]:
