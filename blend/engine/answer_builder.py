@@ -17,7 +17,7 @@ from blend.run.context import Context
 from blend.run.prefixes import Prefixes
 from blend.text.tokenizer import Detokenizer, Tokenizer
 
-OVERTAKES = 8.0
+OVERTAKES = 8.0  # times its own time: so much later may come what passes a prompt
 
 
 class QueuedRequest(PendingRequest):
@@ -40,10 +40,10 @@ class QueuedRequest(PendingRequest):
         return self.request.payer
 
     def _rows(self) -> int:
-        spans, order = self.layout.spans, self.request.order
-        ratio = {"full": 1.0, "prefix": 1.0, "reuse": 0.0}.get(order.policy, order.ratio)
-        kept = sum((each.stop - each.start) * (1.0 if each.exact else 1 - ratio) for each in spans)
-        return len(self.layout.ids) - int(0 if order.policy == "full" else kept)
+        order, every = self.request.order, () if self.request.order.policy == "full" else self.layout.spans
+        ratio = {"prefix": 1.0, "reuse": 0.0}.get(order.policy, order.ratio)
+        kept = sum((each.stop - each.start) * (1.0 if each.exact else 1 - ratio) for each in every)
+        return len(self.layout.ids) - int(kept)
 
     def rank(self, row_s: float) -> float:
         """The least goes first of one payer's: a prompt that is soon computed, or has waited long for its size.

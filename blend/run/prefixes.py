@@ -43,9 +43,6 @@ class Prefixes:
         self._clock = clock
         self._kept: list[_Beginning] = []  # the one used last is the last; never changed, but replaced
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     @property
     def left_s(self) -> float | None:
         """How long the first of them stays if nobody uses it; None where there is none."""
@@ -53,16 +50,12 @@ class Prefixes:
 
     def tokens(self, ids: Sequence[int], *, owner: str) -> int:
         """How many of these the longest beginning has that is kept for the owner."""
-        wanted = np.asarray(ids, np.int64)
-        return max((each.usable(wanted) for each in self._kept if each.owner == owner), default=0)
+        return self._longest(ids, owner)[0]
 
     def restore(self, ids: Sequence[int], context: Context, *, owner: str = "") -> None:
         """Copy the longest beginning of these ids that is kept for the owner into the context's first slots."""
         self.expire()
-        wanted = np.asarray(ids, np.int64)
-        own = [each for each in self._kept if each.owner == owner]
-        found = max(own, key=lambda each: each.usable(wanted), default=None)
-        tokens = found.usable(wanted) if found else 0
+        tokens, found = self._longest(ids, owner)
         if found and tokens:
             self._use(found)
             context.copy_first(tokens, found.context)
@@ -73,12 +66,12 @@ class Prefixes:
         states, wanted = context.states.behind(len(ids)), np.asarray(ids, np.int64)
         if not len(wanted) or states is None or len(wanted) * context.token_bytes + states.nbytes > self._room:
             return
-        own = [each for each in self._kept if each.owner == owner]
-        longer = next((each for each in own if each.usable(wanted) == len(wanted)), None)
-        if longer:
-            self._use(longer)
+        tokens, found = self._longest(ids, owner)
+        if found and tokens == len(wanted):
+            self._use(found)
             return
-        covered = [each for each in own if not states.nbytes and each.common(wanted) == len(each.ids)]
+        own = [each for each in self._kept if each.owner == owner and not states.nbytes]
+        covered = [each for each in own if each.common(wanted) == len(each.ids)]
         added = _Beginning(owner, wanted, context.first(len(wanted)), self._clock() + KEPT_S)
         self._kept = self._within([*(each for each in self._kept if each not in covered), added])
 
@@ -86,6 +79,11 @@ class Prefixes:
         """Drop what was not used for too long."""
         now = self._clock()
         self._kept = [each for each in self._kept if each.until > now]
+
+    def _longest(self, ids: Sequence[int], owner: str) -> tuple[int, _Beginning | None]:
+        wanted = np.asarray(ids, np.int64)
+        own = [(each.usable(wanted), each) for each in self._kept if each.owner == owner]
+        return max(own, key=lambda each: each[0], default=(0, None))
 
     def _use(self, beginning: _Beginning) -> None:
         beginning.until = self._clock() + KEPT_S

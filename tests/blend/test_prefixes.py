@@ -57,7 +57,7 @@ def test_a_prompt_begins_with_the_longest_beginning_that_its_owner_has(steps: li
             assert restored(prefixes, ids, owner) == longest
     of_each = [[ids for whose, ids in set(kept) if whose == owner] for owner in ("a", "b")]
     ends = [sum(all(one == each or common(each, one) < len(each) for one in own) for each in own) for own in of_each]
-    assert len(prefixes) == sum(ends)  # what another one begins with takes no room
+    assert len(prefixes._kept) == sum(ends)  # what another one begins with takes no room
 
 
 @given(STEPS)
@@ -97,4 +97,4 @@ def test_what_nobody_uses_goes_after_its_time() -> None:
     assert prefixes.left_s == pytest.approx(0.1 * KEPT_S)
     now[0] = 2.2 * KEPT_S
     prefixes.expire()
-    assert (len(prefixes), prefixes.left_s) == (0, None)
+    assert (len(prefixes._kept), prefixes.left_s) == (0, None)
