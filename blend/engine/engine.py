@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 from blend.engine.sampling import Sampling
@@ -137,7 +138,8 @@ Event = Ready | Token | MessagePiece | ChoiceEnded | Done | Failed
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`kv_bytes` holds the contexts of all running requests and of a capture; prefixes are kept besides.
+    """`kv_bytes` holds the contexts of all running requests and of a capture; prefixes are kept besides, as many bytes
+    on the disk of `spill` as contexts have in memory.
 
     `capture_share`: of the engine's time that captures have where requests never end. `weights`: how much of what
     requests have a payer gets, where one has 1. `piece_rows`: as in `BlendOrder`.
@@ -145,6 +147,7 @@ class EngineLimits:
 
     kv_bytes: int = 4 << 30
     prefix_bytes: int = 256 << 20
+    spill: Path | None = None
     waiting: int = 64
     running: int = 64
     piece_rows: int = 0

@@ -29,6 +29,7 @@ from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
 from blend.run.decoder import Decoder
 from blend.run.prefixes import Prefixes
+from blend.run.spill import Spill
 from blend.text.tokenizer import Tokenizer
 from store.fingerprint import Fingerprint
 from store.record import Record
@@ -48,7 +49,8 @@ class LocalEngine:
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
-        self._prefixes = Prefixes(self.limits.prefix_bytes)
+        self._spill = Spill(self.limits.spill, self.limits.kv_bytes) if self.limits.spill else None
+        self._prefixes = Prefixes(self.limits.prefix_bytes, spill=self._spill)
         room = self.limits.kv_bytes // decoder.token_bytes
         self._budget = KvBudget(room, places=self.limits.running, each=decoder.state_tokens)
         self._capture_hooks = CaptureHooks(self._let_requests, self._hold, room, Prefixes(self.limits.prefix_bytes))
@@ -180,6 +182,8 @@ class LocalEngine:
             self._changed.notify()
         self._thread.join()
         self._readers.shutdown()
+        if self._spill:
+            self._spill.close()
 
     def _work(self) -> None:
         torch.set_num_threads(self._threads)

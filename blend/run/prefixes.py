@@ -1,25 +1,34 @@
-"""The beginnings of prompts that stay in memory for prompts that begin alike: exact rows alone. Knows no engine."""
+"""The beginnings of prompts that are kept for prompts that begin alike: exact rows alone, in memory, and on the disk
+where memory has no room for them. Knows no engine.
+"""
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blend.run.context import Context
+from blend.run.spill import Spill, SpilledContext
 
 MOST = 256  # beginnings: each that its owner has is compared with a prompt
 KEPT_S = 3600.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Beginning:
     owner: str
     ids: NDArray[np.int64]
-    context: Context
+    context: Context | SpilledContext
     until: float
+    has_states: bool
+    on_disk: bool = False  # or on its way there
 
     def common(self, ids: NDArray[np.int64]) -> int:
         """How many of the first tokens are the same."""
@@ -30,16 +39,21 @@ class _Beginning:
     def usable(self, ids: NDArray[np.int64]) -> int:
         """How many of its rows a prompt may begin with. A state is known behind the last one alone."""
         common = self.common(ids)
-        return 0 if self.context.states.nbytes and common < len(self.ids) else common
+        return 0 if self.has_states and common < len(self.ids) else common
 
 
 class Prefixes:
     """Keeps the beginnings that were used last, within a number of bytes and a time since their last use. What is kept
     for one owner serves no other. Used by one thread, but for `tokens`.
+
+    Where there is a `spill`, it gets what memory has no room for.
     """
 
-    def __init__(self, bytes_at_most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, bytes_at_most: int, *, spill: Spill | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._room = bytes_at_most
+        self._spill = spill
         self._clock = clock
         self._kept: list[_Beginning] = []  # the one used last is the last; never changed, but replaced
 
@@ -56,9 +70,10 @@ class Prefixes:
         """Copy the longest beginning of these ids that is kept for the owner into the context's first slots."""
         self.expire()
         tokens, found = self._longest(ids, owner)
-        if found and tokens:
+        rows = self._read(found) if found and tokens else None
+        if found and rows:
             self._use(found)
-            context.copy_first(tokens, found.context)
+            context.copy_first(tokens, rows)
             context.exact = tokens
 
     def keep(self, ids: Sequence[int], context: Context, *, owner: str = "") -> None:
@@ -67,13 +82,15 @@ class Prefixes:
         if not len(wanted) or states is None or len(wanted) * context.token_bytes + states.nbytes > self._room:
             return
         tokens, found = self._longest(ids, owner)
-        if found and tokens == len(wanted):
+        if found and tokens == len(wanted) and not found.on_disk:
             self._use(found)
             return
-        own = [each for each in self._kept if each.owner == owner and not states.nbytes]
+        has_states = bool(states.nbytes)  # each state is of use behind its own last token alone
+        least = len(wanted) if has_states else 0
+        own = [each for each in self._kept if each.owner == owner and len(each.ids) >= least]
         covered = [each for each in own if each.common(wanted) == len(each.ids)]
-        added = _Beginning(owner, wanted, context.first(len(wanted)), self._clock() + KEPT_S)
-        self._kept = self._within([*(each for each in self._kept if each not in covered), added])
+        added = _Beginning(owner, wanted, context.first(len(wanted)), self._clock() + KEPT_S, has_states)
+        self._kept = self._within([*_without(self._kept, covered), added])
 
     def expire(self) -> None:
         """Drop what was not used for too long."""
@@ -87,17 +104,58 @@ class Prefixes:
 
     def _use(self, beginning: _Beginning) -> None:
         beginning.until = self._clock() + KEPT_S
-        self._kept = [*(each for each in self._kept if each is not beginning), beginning]
+        self._kept = [*_without(self._kept, [beginning]), beginning]
+
+    def _read(self, beginning: _Beginning) -> Context | None:
+        """Its rows; None where the disk has lost them, and then nothing is kept of it."""
+        rows = beginning.context
+        if isinstance(rows, Context):
+            return rows
+        try:
+            return rows.read()
+        except OSError as error:
+            log.warning("a kept beginning of a prompt is lost", exc_info=error)
+            self._kept = _without(self._kept, [beginning])
+            return None
 
     def _within(self, kept: list[_Beginning]) -> list[_Beginning]:
         """Those that stay: what was used longest ago goes first, of those who have more than their share."""
-        del kept[:-MOST]
-        taken = Counter[str]()
-        for each in kept:
-            taken[each.owner] += each.context.nbytes
-        while taken.total() > self._room:
-            share = self._room / len(taken)
-            oldest = next(each for each in kept if taken[each.owner] > share)
-            kept.remove(oldest)
-            taken[oldest.owner] -= oldest.context.nbytes
+        kept = kept[-MOST:]
+        for leaving in _beyond(self._room, [each for each in kept if not each.on_disk]):
+            kept = self._spilled(kept, leaving)
         return kept
+
+    def _spilled(self, kept: list[_Beginning], leaving: _Beginning) -> list[_Beginning]:
+        """Those that stay: with this one on its way to the disk, where older ones make room for it, or without it."""
+        there = [each for each in kept if each.on_disk]
+        taken = sum(each.context.nbytes for each in there)
+        gone = _beyond(self._spill.room(taken), [*there, leaving]) if self._spill else [leaving]
+        if self._spill and leaving not in gone and self._spill.put(leaving.context, partial(_moved, leaving)):
+            leaving.on_disk = True
+            return _without(kept, gone)
+        return _without(kept, [*gone, leaving])
+
+
+def _moved(beginning: _Beginning, there: SpilledContext | None) -> None:
+    """The disk has taken it, or not, and then nothing is kept of it."""
+    if there:
+        beginning.context = there
+    else:
+        beginning.until = 0.0
+
+
+def _without(kept: Iterable[_Beginning], gone: Sequence[_Beginning]) -> list[_Beginning]:
+    return [each for each in kept if each not in gone]
+
+
+def _beyond(room: int, kept: Sequence[_Beginning]) -> list[_Beginning]:
+    """Those to part with, so that the others are no more than the room."""
+    left, taken = list(kept), Counter[str]()
+    for each in kept:
+        taken[each.owner] += each.context.nbytes
+    while taken.total() > room:
+        share = room / len(taken)
+        oldest = next(each for each in left if taken[each.owner] > share)
+        left.remove(oldest)
+        taken[oldest.owner] -= oldest.context.nbytes
+    return _without(kept, left)

@@ -4,7 +4,7 @@ Such a layer runs the rows of a pass in order, each behind the one before, whate
 that no pass runs are unknown to it. Knows no model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +24,10 @@ class LayerState:
     def copy(self) -> "LayerState":
         return LayerState(self.first, self.stop, tuple(None if each is None else each.clone() for each in self.parts))
 
-    @property
-    def nbytes(self) -> int:
-        return sum(each.nbytes for each in self.parts if each is not None)
+    def like(self, device: torch.device) -> "LayerState":
+        """One of the same tokens, with room for the parts and nothing in it."""
+        parts = tuple(None if each is None else torch.empty_like(each, device=device) for each in self.parts)
+        return LayerState(self.first, self.stop, parts)
 
 
 class ContextStates:
@@ -66,10 +67,19 @@ class ContextStates:
             return None
         return ContextStates({layer: each.copy() for layer, each in self._now.items()})
 
+    def like(self, device: torch.device) -> "ContextStates":
+        """Some to begin with at the same slots, with room for them and nothing in it."""
+        return ContextStates({layer: each.like(device) for layer, each in self._begun.items()})
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yields the parts of those it began with, in the order of their layers."""
+        for _, state in sorted(self._begun.items()):
+            yield from (each for each in state.parts if each is not None)
+
     @property
     def nbytes(self) -> int:
         """The bytes of those it began with."""
-        return sum(each.nbytes for each in self._begun.values())
+        return sum(each.nbytes for each in self.tensors())
 
 
 def stacked(states: Sequence[LayerState | None]) -> Parts | None:

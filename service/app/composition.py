@@ -155,6 +155,7 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
         limits=EngineLimits(
             kv_bytes=settings.kv_bytes,
             prefix_bytes=settings.kv_bytes // PREFIXES,
+            spill=settings.data,
             waiting=settings.max_requests,
             capture_share=settings.capture_share,
             weights=settings.weights,

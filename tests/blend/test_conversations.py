@@ -1,10 +1,11 @@
 """Prompts that begin alike: what of them is computed once, and that they are answered as transformers answers."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
-from blend.engine.engine import EngineRequest
+from blend.engine.engine import EngineLimits, EngineRequest
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import ChunkSegment, Prompt
 from tests.blend import dense
@@ -51,3 +52,25 @@ def test_a_turn_that_goes_on_computes_what_is_new_and_answers_as_transformers(na
     spans = sum(len(each.ids) for each in behind.segments if isinstance(each, ChunkSegment))
     assert chunks.ready.report.reused >= len(said) - 1 + spans / 2
     assert again.ready.report.reused == 0
+
+
+@pytest.mark.parametrize("name", ["llama", *HYBRIDS])
+def test_turns_go_on_from_the_disk_where_memory_has_room_for_one_conversation(name: str, tmp_path: Path) -> None:
+    model, turns = ours(name), draw(2, 12, 13)
+    room = (160 + model.decoder.state_tokens) * model.decoder.token_bytes
+    said = {whose: (*PLAIN.ids, *turns[at]) for at, whose in enumerate(("one", "another"))}
+    reused = list[int]()
+    with engine(model, EngineLimits(prefix_bytes=room, spill=tmp_path)) as to:
+        for _ in range(3):
+            for whose in said:
+                prompt = Prompt(PREFIX, (), said[whose][len(PREFIX) :])
+                asked = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder("reuse"), owner=whose)).wait()
+                reused.append(asked.ready.report.reused)
+                tokens, leads = dense.greedy(native(name), prompt.ids, 16)
+                certain = next((count for count, lead in enumerate(leads) if lead < 1e-4), 16)
+                assert asked.ids[:certain] == tokens[:certain]
+                said[whose] = (*prompt.ids, *asked.ids, *turns[0])
+        assert {each.on_disk for each in to._prefixes._kept} == {True, False}
+    first = len(PLAIN.ids) + 12 + 16 - 1
+    assert reused[2:4] == [first, first + 1]
+    assert reused[4] > first

@@ -1,6 +1,11 @@
-"""Which beginnings of prompts stay in memory, and that they come back as they were: against a list of all ever kept."""
+"""Which beginnings of prompts are kept, and that they come back as they were: against a list of all ever kept."""
 
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ParamSpec, TypeVar
 
 import pytest
 import torch
@@ -9,10 +14,15 @@ from hypothesis import strategies as st
 
 from blend.run.context import Context, LayerShape
 from blend.run.prefixes import KEPT_S, Prefixes
+from blend.run.spill import Spill
+from blend.run.states import LayerState
 
 SHAPES = (LayerShape(2, 4, 1, 6), None, LayerShape(1, 3, 1, 3))
 TOKEN_BYTES = (8 + 6 + 3 + 3) * 4
 ROOM = 8
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Ids = tuple[int, ...]
 Step = tuple[str, str, Ids]
@@ -98,3 +108,109 @@ def test_what_nobody_uses_goes_after_its_time() -> None:
     now[0] = 2.2 * KEPT_S
     prefixes.expire()
     assert (len(prefixes._kept), prefixes.left_s) == (0, None)
+
+
+class AtOnce(Executor):
+    """Does what it gets before it returns, so that a test knows when it is done; or when it is told to."""
+
+    def __init__(self, *, waits: bool = False) -> None:
+        self._waits = waits
+        self._waiting: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        future = Future[R]()
+        self._waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
+        if not self._waits:
+            self.work()
+        return future
+
+    def work(self) -> None:
+        while self._waiting:
+            self._waiting.pop()()
+
+
+@given(STEPS)
+def test_what_memory_has_no_room_for_comes_back_from_the_disk(steps: list[Step]) -> None:
+    """Memory has room for one beginning, the disk for all."""
+    disk = Spill(Path.cwd(), 1 << 20, writer=AtOnce())
+    prefixes, kept = Prefixes(ROOM * TOKEN_BYTES, spill=disk), list[tuple[str, Ids]]()
+    for what, owner, ids in steps:
+        if what == "keep":
+            prefixes.keep(ids, context(owner, ids), owner=owner)
+            kept.append((owner, ids))
+        else:
+            longest = max((common(ids, each) for whose, each in kept if whose == owner), default=0)
+            assert restored(prefixes, ids, owner) == longest
+        sizes = [each.context.nbytes for each in prefixes._kept if isinstance(each.context, Context)]
+        assert sum(sizes) <= ROOM * TOKEN_BYTES
+
+
+@given(STEPS)
+def test_the_disk_gets_no_more_than_its_budget(steps: list[Step]) -> None:
+    disk = Spill(Path.cwd(), 2 * ROOM * TOKEN_BYTES, writer=AtOnce())
+    prefixes = Prefixes(ROOM * TOKEN_BYTES, spill=disk)
+    for what, owner, ids in steps:
+        if what == "keep":
+            prefixes.keep(ids, context(owner, ids), owner=owner)
+        assert restored(prefixes, ids, owner) == len(ids) or what == "restore"
+        sizes = Counter[bool]()
+        for each in prefixes._kept:
+            sizes[each.on_disk] += each.context.nbytes
+        assert sizes[False] <= ROOM * TOKEN_BYTES
+        assert sizes[True] <= 2 * ROOM * TOKEN_BYTES
+
+
+def test_the_states_behind_a_beginning_come_back_from_the_disk(tmp_path: Path) -> None:
+    prefixes, ids = Prefixes(3 * TOKEN_BYTES + 64, spill=Spill(tmp_path, 1 << 20, writer=AtOnce())), (1, 2, 3)
+    made, state = context("a", ids), LayerState(0, 3, (torch.arange(6.0).view(1, 2, 3), None))
+    made.states.keep(1, state)
+    prefixes.keep(ids, made, owner="a")
+    prefixes.keep((4, 5, 6), context("a", (4, 5, 6)), owner="a")
+    assert [each.on_disk for each in prefixes._kept] == [True, False]
+
+    found = context()
+    prefixes.restore(ids, found, owner="a")
+    back = found.states.before(1, 3)
+    assert found.exact == 3 and back is not None
+    assert (back.first, back.stop, back.parts[1]) == (0, 3, None)
+    assert back.parts[0] is not None and state.parts[0] is not None and torch.equal(back.parts[0], state.parts[0])
+    assert restored(prefixes, (1, 2), "a") == 0  # a state is known behind the last token alone
+
+
+def test_while_one_is_written_it_still_serves_and_another_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blend.run.spill.WAITING", 3 * TOKEN_BYTES)
+    writer = AtOnce(waits=True)
+    prefixes = Prefixes(2 * TOKEN_BYTES, spill=Spill(tmp_path, 1 << 20, writer=writer))
+    for ids in ((1, 1), (2, 2), (3, 3)):
+        prefixes.keep(ids, context("a", ids), owner="a")
+    assert [restored(prefixes, ids, "a") for ids in ((1, 1), (2, 2), (3, 3))] == [2, 0, 2]
+    writer.work()
+    assert restored(prefixes, (1, 1), "a") == 2
+    assert not list(tmp_path.iterdir())  # no file has a name
+
+
+def test_a_disk_that_is_broken_or_full_costs_time_alone(tmp_path: Path) -> None:
+    away = tmp_path / "away"
+    prefixes = Prefixes(2 * TOKEN_BYTES, spill=Spill(away, 1 << 20, writer=AtOnce()))
+    for ids in ((1, 1), (2, 2)):
+        prefixes.keep(ids, context("a", ids), owner="a")
+    assert [restored(prefixes, ids, "a") for ids in ((1, 1), (2, 2))] == [0, 2]
+
+    away.mkdir()
+    prefixes.keep((3, 3), context("a", (3, 3)), owner="a")
+    spilled = next(each.context for each in prefixes._kept if each.on_disk)
+    assert not isinstance(spilled, Context)
+    spilled._file.seek(5)
+    spilled._file.write(b"!")
+    assert [restored(prefixes, ids, "a") for ids in ((2, 2), (3, 3))] == [0, 2]
+    assert not any(each.on_disk for each in prefixes._kept)
+
+
+def test_a_full_disk_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=19 * TOKEN_BYTES))
+    prefixes = Prefixes(2 * TOKEN_BYTES, spill=Spill(tmp_path, 1 << 20, writer=AtOnce()))
+    for ids in ((1, 1), (2, 2)):
+        prefixes.keep(ids, context("a", ids), owner="a")
+    assert [restored(prefixes, ids, "a") for ids in ((1, 1), (2, 2))] == [0, 2]
