@@ -61,17 +61,27 @@ class QueuedRequest(PendingRequest):
         begin()
         return replace(order, final=receiver.final, again=begin)
 
+    def expect(self, prefixes: Prefixes) -> None:
+        """Counts what it may take over as computed."""
+        self.rows = max(1, self.rows - prefixes.tokens(self._shareable, owner=self.request.owner))
+
     def restore(self, prefixes: Prefixes, context: Context) -> None:
-        """Takes over what is kept of a prompt that began alike, up to the first chunk and the last token."""
-        ids, before = self.layout.ids, self.request.prompt.before_chunks
-        if self.request.order.policy != "full" or self.request.goes_on:
-            prefixes.restore(ids[: len(ids) - 1 if before is None else before], context, owner=self.request.owner)
+        """Takes over what is kept of a prompt that began alike."""
+        prefixes.restore(self._shareable, context, owner=self.request.owner)
         context.states.mark = self._beginning
 
     def keep(self, prefixes: Prefixes, context: Context) -> None:
         """Keeps what stands before the chunks, or else the prefix, for prompts that begin alike."""
         if context.exact < self._beginning:
             prefixes.keep(self.layout.ids[: self._beginning], context, owner=self.request.owner)
+
+    @property
+    def _shareable(self) -> tuple[int, ...]:
+        """The tokens that may be taken over: up to the first chunk, and to the last token, which tells what follows."""
+        if self.request.order.policy == "full" and not self.request.goes_on:
+            return ()
+        before = self.request.prompt.before_chunks
+        return self.layout.ids[: len(self.layout.ids) - 1 if before is None else before]
 
     @property
     def _beginning(self) -> int:

@@ -90,6 +90,7 @@ class LocalEngine:
                 f"of KV, the budget is {self.limits.kv_bytes}: shorten the prompt, lower max_tokens or raise the budget"
             )
         queued = QueuedRequest(request, layout, listen=listen, capacity=capacity)
+        queued.expect(self._prefixes)
         with self._changed:
             if self._closing:
                 raise Busy("the engine is closing and takes nothing more")

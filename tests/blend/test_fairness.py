@@ -217,6 +217,19 @@ def test_one_request_of_another_goes_before_many_of_one() -> None:
     assert order == ["one", *["many"] * 13]
 
 
+def test_a_long_prompt_whose_beginning_is_kept_goes_before_a_shorter_new_one() -> None:
+    held, (long, short) = Held(), (Prompt(PREFIX, (), each) for each in draw(5, 600, 100))
+    further = Prompt(PREFIX, (), (*long.suffix, *A))
+    with engine(ours("llama"), EngineLimits(running=1)) as to:
+        Asked(to, EngineRequest(long, GREEDY)).wait()
+        Asked(to, EngineRequest(PLAIN, Sampling(max_tokens=1, processor=held)))
+        assert held.reached.wait(60)
+        asked = [Asked(to, EngineRequest(prompt, GREEDY)) for prompt in (short, further)]
+        held.release.set()
+        waits = [each.wait().ready.queued_s for each in asked]
+    assert waits[1] < waits[0]
+
+
 def test_one_payer_leaves_room_where_another_was_here() -> None:
     endless = Sampling(max_tokens=2000, ignore_eos=True)
     with engine(ours("llama"), EngineLimits(running=8)) as to:
