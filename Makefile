@@ -114,9 +114,10 @@ fuzz: $(INSTALLED) ## the decoder on millions of mangled blobs, and the stores a
 	$(PY) -m pytest -m long tests/store/test_fuzz.py tests/store/test_model.py $(ARGS)
 
 # Under root, a part of the services stands on a disk that fills up and breaks.
-kills: $(INSTALLED) ## 200 services and 1,000 writers of catalogs and stores, killed at any instant
+kills: $(INSTALLED) ## 300 services, over both databases, and 1,000 writers, killed at any instant
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m long -rP -n $(PROCESSES) tests/service/test_kill.py tests/service/test_large_kill.py tests/retriever/test_kill.py \
 		tests/store/test_crash.py $(ARGS)
+	TEST_DATA=postgres OMP_NUM_THREADS=1 $(PY) -m pytest -m long -rP tests/service/test_large_kill.py $(ARGS)
 
 replicas: $(INSTALLED) ## three services under load for ten minutes, while they, PostgreSQL and the S3 server fail
 	OMP_NUM_THREADS=1 REPLICA_WRITES=1000 $(PY) -m pytest -m "long or not long" -rP \

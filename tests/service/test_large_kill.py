@@ -10,7 +10,6 @@ from store.url import open_store
 from tests.service.checkpoints import small
 from tests.service.serving import Service, finished, good, sampled, wait_for
 
-SEED = 8
 CAPTURED = 'kvweave_captured_chunks_total{tenant="default"}'
 
 
@@ -20,9 +19,12 @@ def stored(folder: Path) -> set[str]:
         return {entry.key.chunk for entry in store.entries(Scope("default"))}
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(50, marks=pytest.mark.long)])
-def test_a_large_upload_goes_on_where_it_was_killed(times: int, tmp_path: Path) -> None:
-    chance, service, each = Random(SEED), Service(tmp_path, model=small(), chunk_tokens=16), 128
+OFTEN = [pytest.param(25, seed, marks=pytest.mark.long) for seed in range(4)]
+
+
+@pytest.mark.parametrize(("times", "seed"), [(2, 8), *OFTEN])
+def test_a_large_upload_goes_on_where_it_was_killed(times: int, seed: int, tmp_path: Path) -> None:
+    chance, service, each = Random(seed), Service(tmp_path, model=small(), chunk_tokens=16), 128
     text = " ".join(f"Kelo {chance.randrange(10**6)} lives in house {at}." for at in range(each * (times + 2)))
     service.start()
     try:
