@@ -83,6 +83,10 @@ Named = Annotated[
 Fit = Annotated[
     bool, grid_option("--fit", help="Fit the policy `ask` to the model on half of the questions; the others compare.")
 ]
+FitCodec = Annotated[
+    bool,
+    grid_option("--fit-codec", help="Fit each codec to the model: as many bytes, spent on the layers that need them."),
+]
 Bound = Annotated[
     float,
     result_option(
@@ -129,6 +133,7 @@ def evaluate(
     answer_tokens: AnswerTokens = 16,
     model: Named = "",
     fit: Fit = False,
+    fit_codec: FitCodec = False,
     bound: Bound = 0.01,
     yardsticks: Yardsticks = 1.0,
     save_to: Saved = None,
@@ -154,7 +159,8 @@ def evaluate(
     settings, lists = settings_with(model), (listed(forms), *(whole_numbers(*each) for each in options))
     asked, skipped, problems = Questions(suite, corpus, seed, n, *lists).read(top_k=max(1, settings.top_k))
     tell_unread(skipped, problems)
-    evaluation = Evaluation(_as_served(asked, settings), points, PolicyBounds(bound, yardsticks), answer_tokens, fit)
+    cases, bounds = _as_served(asked, settings), PolicyBounds(bound, yardsticks)
+    evaluation = Evaluation(cases, points, bounds, answer_tokens, fit, fits_codec=fit_codec)
     evaluation.check(is_kept=save_to is not None)
     loaded = _loaded(settings)
     result, choice = evaluation.measure(loaded, settings, progress=_progress, on_fit=_tell_fit)

@@ -11,6 +11,7 @@ from retriever.readers.reading import ReadingProblem
 from service.app.compose_truth import compose_truth
 from service.app.operating_point import OperatingPoint, operating_point, point_file
 from service.errors import Invalid
+from service.lab.eval.fitted_codec import CodecFitting
 from service.lab.eval.fitted_rule import FittedRule, Fitting, halves
 from service.lab.eval.grid import GridResult, run
 from service.lab.eval.policy_choice import PolicyBounds, PolicyChoice, check_evidence, choose, save
@@ -69,17 +70,20 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Questions that are asked at each point; `fits`: half of them are for the rule of `ask` alone."""
+    """Questions that are asked at each point; where something is fitted, half of them are for that alone: `fits` the
+    rule of `ask`, `fits_codec` each codec that packs all layers alike.
+    """
 
     cases: Sequence[Case]
     points: Sequence[OperatingPoint]
     bounds: PolicyBounds
     answer_tokens: int
     fits: bool
+    fits_codec: bool = False
 
     @property
     def compared(self) -> Sequence[Case]:
-        return halves(self.cases)[1] if self.fits else self.cases
+        return halves(self.cases)[1] if self.fits or self.fits_codec else self.cases
 
     def check(self, *, is_kept: bool) -> None:
         """Raises SuiteError for too few questions: for a fit, and for a choice that is kept."""
@@ -94,7 +98,15 @@ class Evaluation:
         use with its layers are left out.
         """
         policy = self._fitted(model, progress, on_fit=on_fit) if self.fits else _in_force(settings, model)
-        points = [replace(point, policy=with_rule(point.policy, default=policy)) for point in self.points]
+        codecs = self._fitted_codecs(model, progress) if self.fits_codec else {}
+        points = [
+            replace(
+                point,
+                policy=with_rule(point.policy, default=policy),
+                codec=codecs.get(point.codec, point.codec),
+            )
+            for point in self.points
+        ]
         layers = model.decoder.model_layers
         useless = (*(SCATTERED if layers.states else ()), *(() if layers.stretches else (REPLAY,)))
         points = [point for point in points if policy_name(point.policy) not in useless]
@@ -111,6 +123,15 @@ class Evaluation:
             found = fitting.run(done)
         on_fit(found, len(unlabelled))
         return str(found.rule)
+
+    def _fitted_codecs(self, model: LoadedModel, progress: Progress) -> dict[str, str]:
+        """For each codec that is fitted the one that takes its place."""
+        unlabelled = [replace(case, answers=()) for case in halves(self.cases)[0]]
+        with (
+            closing(CodecFitting(model, unlabelled, answer_tokens=self.answer_tokens)) as fitting,
+            progress(fitting.rounds) as done,
+        ):
+            return fitting.run([*dict.fromkeys(point.codec for point in self.points)], done)
 
 
 def _in_force(settings: Settings, model: LoadedModel) -> str:
