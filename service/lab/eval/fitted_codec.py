@@ -20,11 +20,11 @@ from service.model.codec_check import check_codec
 from service.settings import SettingsError
 from store.codec.spec import KVBits, Spec
 
-PROMPTS = 6  # that are looked at: costs of parts differ by orders of magnitude, so that few tell them
+PROMPTS = 4  # that are looked at: costs of parts differ by orders of magnitude, so that few tell them
 COARSE, FINE = 3.0, 8.0  # bits of the part that is looked at, and of all others
 WHOLE = (3.0, 4.0, 5.0, 6.0, 8.0)
 BETWEEN = (1.8, 2.3)  # below four bits in all; codes of a trellis take longer to pack and to unpack
-AT_ONCE = 8  # parts whose records are in memory at one time
+AT_ONCE = 16  # parts whose records are in memory at one time
 STRETCHES = 16  # of layers that share their bits, at most
 LEAST = 1e-9  # nats: a part that costs no more costs nothing
 
