@@ -6,7 +6,7 @@ import copy
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import zip_longest
@@ -56,7 +56,7 @@ class ScriptedVllm:
             return None
         cache, stop = DynamicCache(config=self._model.config), said["tokens"] - 1
         try:
-            with Source(self.script.kvweave, self.script.key).pull(said["handle"], timeout_s=20) as pull:
+            with closing(Source(self.script.kvweave, self.script.key).pull(said["handle"], timeout_s=20)) as pull:
                 form = pull.form()
                 for each in form.layers:
                     shape = (2, stop, each.key_heads, each.key_dim)

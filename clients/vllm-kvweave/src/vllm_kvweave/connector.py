@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -167,7 +167,7 @@ class KvweaveConnector(KVConnectorBase_V1, SupportsHMA):
     def _beside(self, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
         """What makes a load's copies run beside what a GPU computes; on a CPU there is nothing to do."""
         if device.type != "cuda":
-            return _at_once
+            return nullcontext
         self._ready = torch.cuda.Event()
         return partial(_on_stream, device, self._ready)
 
@@ -202,11 +202,6 @@ def _write(module: "Attention", rows: PagedRows) -> None:
     cache = module.kv_cache
     keys, values, slots = (each.contiguous().to(cache.device) for each in (rows.keys, rows.values, rows.slots))
     module.impl.do_kv_cache_update(module, keys, values, cache, slots)
-
-
-@contextmanager
-def _at_once() -> Generator[None]:
-    yield
 
 
 @contextmanager

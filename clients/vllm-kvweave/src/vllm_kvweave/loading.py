@@ -6,7 +6,7 @@ A load that fails, for whatever reason, is reported as such, and vLLM computes t
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from mmap import mmap
 from threading import Condition, Event
@@ -85,7 +85,7 @@ class Loading:
         """Brings a prompt, or tells kvweave that it was not used, before vLLM begins to compute it."""
         is_there = False
         try:
-            with self._source.pull(job.handle, timeout_s=job.timeout_s) as pull:
+            with closing(self._source.pull(job.handle, timeout_s=job.timeout_s)) as pull:
                 self._bring(pull, job, called_off=called_off)
             is_there = True
         finally:

@@ -51,12 +51,10 @@ def handover_of(params: Mapping[str, object] | None) -> Handover | None:
         return None
     said = cast("Mapping[str, object]", given if isinstance(given, Mapping) else {})
     match said.get("handle"), said.get("tokens"), said.get("digest"), said.get("timeout_s"):
-        case str(handle), int(tokens), str(digest), None if 0 < len(handle) <= LONGEST_HANDLE:
-            return Handover(handle, tokens, digest)
-        case str(handle), int(tokens), str(digest), int() | float() as timeout_s if (
-            0 < len(handle) <= LONGEST_HANDLE and timeout_s > 0
-        ):
-            return Handover(handle, tokens, digest, float(timeout_s))
+        case str(handle), int(tokens), str(digest), None | int() | float() as timeout_s if 0 < len(
+            handle
+        ) <= LONGEST_HANDLE and (timeout_s is None or timeout_s > 0):
+            return Handover(handle, tokens, digest, timeout_s)
         case _:
             raise ValueError("the parameters for kvweave are handle, tokens and digest, as kvweave gave them")
 
@@ -78,11 +76,6 @@ class Scheduling:
         self._loaded: dict[str, int] = {}
         self._left: set[str] = set()  # ended before their loads did
         self._next = StepJobs()
-
-    @property
-    def held(self) -> int:
-        """How many requests something is remembered of."""
-        return len({*self._tried, *self._loading, *self._loaded, *self._left}.union(*self._waiting.values()))
 
     def missing(self, request: SchedulerRequest, computed: int) -> int | None:
         """How many tokens behind those that vLLM has would come from kvweave; None: another request loads them now.

@@ -9,6 +9,7 @@ import ssl
 import time
 import zlib
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from email.message import Message
 from typing import cast
@@ -91,18 +92,16 @@ class Source:
 
     def pull(self, handle: str, *, timeout_s: float) -> "Pull":
         """A connection for one prompt, all of which has to come in that time."""
-        return Pull(self._connection(timeout_s), self._path(handle), headers=self._headers, timeout_s=timeout_s)
+        path = f"{self._parts.path.rstrip('/')}/v1/handoffs/{quote(handle, safe='')}"
+        return Pull(self._connection(timeout_s), path, headers=self._headers, timeout_s=timeout_s)
 
     def release(self, handle: str, *, timeout_s: float, used: bool = True) -> None:
         """Lets kvweave forget a prompt, and says whether it was used.
 
         Raises Refused where kvweave does not answer: the prompt's lease ends anyway.
         """
-        with self.pull(handle, timeout_s=timeout_s) as pull:
+        with closing(self.pull(handle, timeout_s=timeout_s)) as pull:
             pull.release(used=used)
-
-    def _path(self, handle: str) -> str:
-        return f"{self._parts.path.rstrip('/')}/v1/handoffs/{quote(handle, safe='')}"
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         host, port = cast(str, self._parts.hostname), self._parts.port
@@ -141,12 +140,6 @@ class Pull:
     def close(self) -> None:
         """Lets go of the connection."""
         self._connection.close()
-
-    def __enter__(self) -> "Pull":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _ask(self, method: str, rest: str) -> tuple[Message, bytearray]:
         try:
