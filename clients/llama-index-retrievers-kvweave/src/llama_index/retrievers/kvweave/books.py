@@ -59,7 +59,7 @@ class Books:
         self._collection = collection
         self._search = search
         self._timeout_s = timeout_s
-        self._registry: Registry | None = None
+        self._registry = Registry(connection, collection, search=search, timeout_s=timeout_s)
         self._owed = Owed()
         self._resumes = 0.0
         self._lock = threading.RLock()
@@ -74,12 +74,12 @@ class Books:
     def read(self, look: Callable[[Registry], set[str]]) -> set[str]:
         """What `look` finds in the registry. Raises where the service does not answer."""
         with self._lock:
-            return look(self._open())
+            return look(self._registry)
 
     def settle(self) -> None:
         """Make up for what is owed, now. Raises where the service does not answer."""
         with self._lock:
-            self._settle(self._open())
+            self._settle()
             self._resumes = 0.0
 
     def write(self, act: Callable[[Registry], None], *, owing: Owed, strict: bool) -> None:
@@ -89,9 +89,8 @@ class Books:
                 self._owe(owing, why="it did not answer before")
                 return
             try:
-                registry = self._open()
-                self._settle(registry)
-                act(registry)
+                self._settle()
+                act(self._registry)
                 self._resumes = 0.0
             except PASSING as error:
                 self._resumes = time.monotonic() + PAUSE_S
@@ -103,17 +102,11 @@ class Books:
                 self._owed.add(owing)
                 raise
 
-    def _open(self) -> Registry:
-        if self._registry is None:
-            client = self.connection.client
-            self._registry = Registry(client, self._collection, search=self._search, timeout_s=self._timeout_s)
-        return self._registry
-
-    def _settle(self, registry: Registry) -> None:
+    def _settle(self) -> None:
         if self._owed:
             if self._owed.everything:
-                registry.clear()
-            registry.delete(self._owed.nodes | registry.nodes_of(self._owed.ref_docs))
+                self._registry.clear()
+            self._registry.delete(self._owed.nodes | self._registry.nodes_of(self._owed.ref_docs))
             self._owed.clear()
 
     def _owe(self, owing: Owed, *, why: str) -> None:

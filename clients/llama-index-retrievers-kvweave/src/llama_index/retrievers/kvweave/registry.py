@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 from urllib.parse import quote
 
-from kvweave_client import Client, Document, JobFailed, NotFound, batches
+from kvweave_client import Client, Connection, Document, JobFailed, NotFound, batches
 from kvweave_client.following import collection_made, name_of
 from kvweave_client.options import Json, NewDocument
 from llama_index.retrievers.kvweave.nodes import NODE_ID, REF_DOC_ID
@@ -22,10 +22,10 @@ _MOST_JOBS: Final = 200  # that are looked at: newest first
 
 
 class Registry:
-    """The nodes of one collection, by one client. Not safe for threads."""
+    """The nodes of one collection. Not safe for threads."""
 
-    def __init__(self, client: Client, collection: str, *, search: bool, timeout_s: float) -> None:
-        self._client = client
+    def __init__(self, connection: Connection, collection: str, *, search: bool, timeout_s: float) -> None:
+        self._connection = connection
         self._collection = collection
         self._search = search
         self._timeout_s = timeout_s
@@ -93,6 +93,10 @@ class Registry:
         for job, _ in [*self._running]:
             self._client.wait(job, timeout_s=timeout_s)
         self._look()
+
+    @property
+    def _client(self) -> Client:
+        return self._connection.client
 
     def _listed(self, where: Json) -> Iterator[Document]:
         with suppress(NotFound):  # there is no such collection yet
