@@ -1,13 +1,14 @@
 """Chains that hand documents over, and not their text. Made of langchain-core alone."""
 
 from operator import itemgetter
-from typing import Any, Final, TypeVar, cast, overload
+from typing import Any, Final, cast
 
 from langchain_core.language_models import LanguageModelLike
 from langchain_core.output_parsers import BaseOutputParser, StrOutputParser
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from typing_extensions import TypeVar
 
 from langchain_kvweave.documents import joined
 
@@ -17,23 +18,7 @@ ANSWER: Final = "answer"
 
 Values = dict[str, Any]  # of a chain, by their names
 Formatted = TypeVar("Formatted")
-Parsed = TypeVar("Parsed")
-
-
-@overload
-def documents_chain(
-    llm: LanguageModelLike, prompt: BasePromptTemplate[Formatted], *, documents: str = CONTEXT
-) -> Runnable[Values, str]: ...
-
-
-@overload
-def documents_chain(
-    llm: LanguageModelLike,
-    prompt: BasePromptTemplate[Formatted],
-    *,
-    output_parser: BaseOutputParser[Parsed],
-    documents: str = CONTEXT,
-) -> Runnable[Values, Parsed]: ...
+Parsed = TypeVar("Parsed", default=str)
 
 
 def documents_chain(
@@ -42,7 +27,7 @@ def documents_chain(
     *,
     output_parser: BaseOutputParser[Parsed] | None = None,
     documents: str = CONTEXT,
-) -> Runnable[Values, Parsed] | Runnable[Values, str]:
+) -> Runnable[Values, Parsed]:
     """Answers from the documents under this name of the input.
 
     They stand where the prompt says: at `{context}`, as text that the service recognises; or, where the prompt has no

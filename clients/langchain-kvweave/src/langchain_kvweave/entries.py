@@ -1,17 +1,17 @@
-"""Documents of LangChain as documents of kvweave, in requests that are not too large. Sends nothing.
+"""Documents of LangChain as documents of kvweave, as they are put in. Sends nothing.
 
 Each is a document of its own with one verbatim chunk, so that it is replaced and deleted by its id alone.
 """
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from langchain_core.documents import Document
 
-from kvweave_client import DocumentChunk, RequestError, Source, batches
+from kvweave_client import RequestError
 from kvweave_client.following import name_of
 from kvweave_client.options import NewDocument
 from kvweave_client.passages import LONGEST_TITLE, own_metadata
@@ -27,16 +27,6 @@ class Entries:
     ids: tuple[str, ...]
     documents: tuple[NewDocument, ...]
     blank: tuple[str, ...]
-
-    @property
-    def kept(self) -> list[str]:
-        """The ids of those that have text."""
-        blank = set(self.blank)
-        return [each for each in self.ids if each not in blank]
-
-    def requests(self) -> Iterator[list[NewDocument]]:
-        """The documents in requests, all of them."""
-        return batches(self.documents)
 
 
 def entries(items: Sequence[Document], *, collection: str) -> Entries:
@@ -54,16 +44,6 @@ def names_of(ids: Iterable[str], collection: str) -> dict[str, str]:
     """The ids that kvweave has, by those of the index. What kvweave cannot take is left out."""
     names = {each: name_of(each, collection) for each in ids}
     return {each: name for each, name in names.items() if name is not None}
-
-
-def document_at(document_id: str, chunk: DocumentChunk) -> Document:
-    """A chunk as the document that was put in."""
-    return Document(chunk.text, id=document_id, metadata=chunk.metadata)
-
-
-def document_found(source: Source, collection: str) -> Document:
-    """A search's hit as the document that was put in."""
-    return Document(source.text, id=source.document_id.removeprefix(f"{collection}/"), metadata=source.metadata)
 
 
 def _entry(document_id: str, item: Document, *, collection: str) -> NewDocument:

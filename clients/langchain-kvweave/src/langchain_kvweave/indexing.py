@@ -9,13 +9,13 @@ from langchain_core.documents import Document
 from langchain_core.indexing import DeleteResponse, DocumentIndex, UpsertResponse
 from pydantic import Field, PrivateAttr
 
-from kvweave_client import JobFailed, NotFound, operations
+from kvweave_client import JobFailed, NotFound, batches, operations
 from kvweave_client.following import collection_made
 from kvweave_client.plans import Plan, ask
 from kvweave_client.plans import entries as entries_of
 from kvweave_client.waiting import wait_for
 from langchain_kvweave.connection import Connected
-from langchain_kvweave.entries import document_at, document_found, entries, names_of
+from langchain_kvweave.entries import entries, names_of
 
 MOST_JOBS = 10_000  # that flush waits for; they are computed in their order
 
@@ -42,13 +42,11 @@ class KVWeaveSink(DocumentIndex, Connected):
 
     def upsert(self, items: Sequence[Document], /, **kwargs: object) -> UpsertResponse:
         """Put documents in, or others in place of those of their ids. What has no text is `failed`, and not kept."""
-        _refuse(kwargs)
-        return self.followed(self._upserted(items))
+        return self.followed(self._upserted(items, kwargs))
 
     async def aupsert(self, items: Sequence[Document], /, **kwargs: object) -> UpsertResponse:
         """The asynchronous `upsert`."""
-        _refuse(kwargs)
-        return await self.afollowed(self._upserted(items))
+        return await self.afollowed(self._upserted(items, kwargs))
 
     def flush(self) -> None:
         """Wait until all that this object put in is computed. Raises JobFailed where something could not be, and
@@ -61,23 +59,19 @@ class KVWeaveSink(DocumentIndex, Connected):
 
     def delete(self, ids: list[str] | None = None, **kwargs: object) -> DeleteResponse:
         """End documents, and the caches of chunks that nothing else holds. Ids that are not there are no failure."""
-        _refuse(kwargs)
-        return self.followed(self._deleted(_named(ids)))
+        return self.followed(self._deleted(_named(ids, kwargs)))
 
     async def adelete(self, ids: list[str] | None = None, **kwargs: object) -> DeleteResponse:
         """The asynchronous `delete`."""
-        _refuse(kwargs)
-        return await self.afollowed(self._deleted(_named(ids)))
+        return await self.afollowed(self._deleted(_named(ids, kwargs)))
 
     def get(self, ids: Sequence[str], /, **kwargs: object) -> list[Document]:
         """The documents that are there and computed, as they were put in."""
-        _refuse(kwargs)
-        return self.followed(self._held(ids))
+        return self.followed(self._held(ids, kwargs))
 
     async def aget(self, ids: Sequence[str], /, **kwargs: object) -> list[Document]:
         """The asynchronous `get`."""
-        _refuse(kwargs)
-        return await self.afollowed(self._held(ids))
+        return await self.afollowed(self._held(ids, kwargs))
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         return self.followed(self._found(query))
@@ -87,18 +81,20 @@ class KVWeaveSink(DocumentIndex, Connected):
     ) -> list[Document]:
         return await self.afollowed(self._found(query))
 
-    def _upserted(self, items: Sequence[Document]) -> Plan[UpsertResponse]:
+    def _upserted(self, items: Sequence[Document], options: Mapping[str, object]) -> Plan[UpsertResponse]:
+        _refuse(options)
         given = entries(items, collection=self.collection)
         if not self._is_made:
             yield from collection_made(self.collection, search=self.search)
             self._is_made = True
-        for request in given.requests():
+        for request in batches(given.documents):
             accepted = yield from ask(operations.put_documents(request, collection=self.collection))
             self._jobs.append(accepted.job_id)
         yield from self._deleted(given.blank)
         if self.wait:
             yield from self._flushed()
-        return UpsertResponse(succeeded=given.kept, failed=list(given.blank))
+        blank = set(given.blank)
+        return UpsertResponse(succeeded=[each for each in given.ids if each not in blank], failed=list(given.blank))
 
     def _flushed(self) -> Plan[None]:
         while self._jobs:
@@ -119,12 +115,13 @@ class KVWeaveSink(DocumentIndex, Connected):
                 gone.append(each)
         return DeleteResponse(num_deleted=len(gone), succeeded=gone, failed=[], num_failed=0)
 
-    def _held(self, ids: Sequence[str]) -> Plan[list[Document]]:
+    def _held(self, ids: Sequence[str], options: Mapping[str, object]) -> Plan[list[Document]]:
+        _refuse(options)
         found: list[Document] = []
         for each, name in names_of(ids, self.collection).items():
             with suppress(NotFound):
                 chunks = yield from entries_of(operations.chunks(name))
-                found += [document_at(each, chunk) for chunk in chunks]
+                found += [Document(chunk.text, id=each, metadata=chunk.metadata) for chunk in chunks]
         return found
 
     def _found(self, query: str) -> Plan[list[Document]]:
@@ -134,7 +131,8 @@ class KVWeaveSink(DocumentIndex, Connected):
                 "search there, or make the sink with search=True"
             )
         hits = yield from ask(operations.search(query, collection=self.collection, top_k=self.k))
-        return [document_found(hit, self.collection) for hit in hits]
+        ids = [hit.document_id.removeprefix(f"{self.collection}/") for hit in hits]
+        return [Document(hit.text, id=each, metadata=hit.metadata) for hit, each in zip(hits, ids, strict=True)]
 
     def _over(self, job: str) -> None:
         with suppress(ValueError):  # another thread was sooner
@@ -146,7 +144,8 @@ def _refuse(options: Mapping[str, object]) -> None:
         raise TypeError(f"the sink has no option {sorted(options)[0]!r}: its fields say what it does")
 
 
-def _named(ids: list[str] | None) -> list[str]:
+def _named(ids: list[str] | None, options: Mapping[str, object]) -> list[str]:
+    _refuse(options)
     if ids is None:
         raise ValueError("name the ids to delete; kvweave_client deletes a whole collection by delete_collection")
     return ids

@@ -18,6 +18,7 @@ ADD_AGAIN: Final = "The vector store has the documents: add them again, so that 
 DELETE_AGAIN: Final = "The vector store has deleted them: delete them again, so that they leave kvweave too."
 
 Metadatas = list[dict[str, object]]
+Options = dict[str, Any]  # of the store's own methods
 
 
 def mirrored(store: VectorStore, sink: KVWeaveSink, *, strict: bool = True) -> "MirroredStore":
@@ -39,38 +40,20 @@ class MirroredStore(VectorStore):
         self.sink = sink
         self.strict = strict
 
-    def add_texts(
-        self,
-        texts: Iterable[str],
-        metadatas: Metadatas | None = None,
-        *,
-        ids: list[str] | None = None,
-        **kwargs: object,
-    ) -> list[str]:
-        """Adds texts to the store and to kvweave."""
-        texts = list(texts)
-        if ids is not None:  # some stores take none that are None
-            kwargs["ids"] = ids
-        added = self.store.add_texts(texts, metadatas, **cast("dict[str, Any]", kwargs))
+    def add_texts(self, texts: Iterable[str], metadatas: Metadatas | None = None, **kwargs: object) -> list[str]:
+        """Adds texts to the store and to kvweave, under these `ids` where they are given."""
+        texts, options = list(texts), _options(kwargs)
+        added = self.store.add_texts(texts, metadatas, **options)
         with self._following(len(texts)):
-            self.sink.upsert(_identified(_documents(texts, metadatas), added, ids=ids))
+            self.sink.upsert(_identified(_documents(texts, metadatas), added, ids=options.get("ids")))
         return added
 
-    async def aadd_texts(
-        self,
-        texts: Iterable[str],
-        metadatas: Metadatas | None = None,
-        *,
-        ids: list[str] | None = None,
-        **kwargs: object,
-    ) -> list[str]:
-        """Adds texts to the store and to kvweave."""
-        texts = list(texts)
-        if ids is not None:  # some stores take none that are None
-            kwargs["ids"] = ids
-        added = await self.store.aadd_texts(texts, metadatas, **cast("dict[str, Any]", kwargs))
+    async def aadd_texts(self, texts: Iterable[str], metadatas: Metadatas | None = None, **kwargs: object) -> list[str]:
+        """The asynchronous `add_texts`."""
+        texts, options = list(texts), _options(kwargs)
+        added = await self.store.aadd_texts(texts, metadatas, **options)
         with self._following(len(texts)):
-            await self.sink.aupsert(_identified(_documents(texts, metadatas), added, ids=ids))
+            await self.sink.aupsert(_identified(_documents(texts, metadatas), added, ids=options.get("ids")))
         return added
 
     def add_documents(self, documents: list[Document], **kwargs: object) -> list[str]:
@@ -122,13 +105,7 @@ class MirroredStore(VectorStore):
 
     @classmethod
     def from_texts(
-        cls,
-        texts: list[str],
-        embedding: Embeddings,
-        metadatas: Metadatas | None = None,
-        *,
-        ids: list[str] | None = None,
-        **kwargs: object,
+        cls, texts: list[str], embedding: Embeddings, metadatas: Metadatas | None = None, **kwargs: object
     ) -> Self:
         """Refuses: a mirror needs a store. Make one, and add the texts to `mirrored(store, sink)`."""
         raise NotImplementedError("make a store, wrap it by mirrored(store, sink), and add the texts to that")
@@ -152,6 +129,11 @@ class MirroredStore(VectorStore):
 
 
 _OWN: Final = {"store", "sink", "strict", *vars(MirroredStore)}
+
+
+def _options(given: dict[str, object]) -> Options:
+    """The options for the store; ids only where there are some, as not every store takes None."""
+    return {name: value for name, value in given.items() if name != "ids" or value is not None}
 
 
 def _documents(texts: Sequence[str], metadatas: Metadatas | None) -> list[Document]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 
+from kvweave_client import batches
 from kvweave_client.following import LARGEST, MOST
 from kvweave_client.passages import PREFIX
 from langchain_kvweave.entries import entries
@@ -125,7 +126,7 @@ def test_documents_without_an_id_are_the_same_when_they_say_the_same() -> None:
 def test_requests_stay_small_and_hold_every_document_once() -> None:
     many = [Document("word", id=str(number)) for number in range(2 * MOST + 1)]
     large = [Document("x" * (LARGEST // 3), id=f"large {number}") for number in range(7)]
-    requests = list(entries([*many, *large], collection="c").requests())
+    requests = list(batches(entries([*many, *large], collection="c").documents))
     assert all(len(request) <= MOST and len(json.dumps(request)) <= LARGEST * 1.01 for request in requests)
     assert [each.get("id") for request in requests for each in request] == [f"c/{each.id}" for each in [*many, *large]]
 
