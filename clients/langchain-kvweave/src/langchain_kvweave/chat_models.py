@@ -20,25 +20,13 @@ from pydantic import Field, model_validator
 from kvweave_client.chat_requests import ChatRequest
 from kvweave_client.options import ChatOptions
 from langchain_kvweave.connection import Connected
-from langchain_kvweave.documents import Reading, as_texts, reading
+from langchain_kvweave.documents import reading
 from langchain_kvweave.messages import NO_TOOLS, PROVIDER, chunk, result, to_messages
 from langchain_kvweave.plain import Json
 from langchain_kvweave.structured import Method, Read, Schema, parsed, response_format
 
 DISTRIBUTION: Final = "langchain-kvweave"
 LETTERS_OF_A_TOKEN: Final = 4
-_SENT: Final = (
-    "model",
-    "temperature",
-    "max_tokens",
-    "top_p",
-    "seed",
-    "collection",
-    "blend",
-    "logprobs",
-    "top_logprobs",
-    "chat_template_kwargs",
-)
 _LOCAL: Final = ("documents", "stop", "stream")  # what a call may bring that is not sent as it is
 
 Tool = Json | type | Callable[..., object] | BaseTool
@@ -144,17 +132,14 @@ class ChatKVWeave(BaseChatModel, Connected):
     def _request(
         self, messages: list[BaseMessage], stop: list[str] | None, *, given: Mapping[str, object]
     ) -> ChatRequest:
-        options = self._options(stop, given)
-        documents = list(cast(Iterable[object], given.get("documents") or ()))
-        by_id = reading(documents)
-        texts = _with(options, as_texts(documents)) if by_id.chunk_ids else None
-        return ChatRequest(to_messages(messages), _with(options, by_id), texts)
+        read = reading(cast(Iterable[object], given.get("documents") or ()))
+        return ChatRequest.about(to_messages(messages), self._options(stop, given), read=read)
 
     def _options(self, stop: list[str] | None, given: Mapping[str, object]) -> Json:
         """The options of this call over those of the model."""
         if given.get("tools") or given.get("functions"):
             raise NotImplementedError(f"{NO_TOOLS}: leave them out")
-        options = {name: getattr(self, name) for name in _SENT}
+        options = {name: getattr(self, name) for name in ChatOptions.__annotations__ if name in type(self).model_fields}
         options |= {"stop": stop or self.stop or None, **self.model_kwargs}
         options |= {name: value for name, value in given.items() if name not in _LOCAL}
         return {name: value for name, value in options.items() if value is not None}
@@ -207,13 +192,3 @@ class ChatKVWeave(BaseChatModel, Connected):
                 "kvweave tells no token ids: give custom_get_token_ids, as its model's tokenizer has"
             )
         return self.custom_get_token_ids(text)
-
-
-def _with(options: Json, read: Reading) -> ChatOptions:
-    """Adds what is read to the options. Chunks that the call names itself come first."""
-    named = list(cast(Iterable[str], options.get("chunk_ids") or ()))
-    loose = list(cast(Iterable[object], options.get("documents") or ()))
-    chunks = list(dict.fromkeys([*named, *read.chunk_ids]))
-    more: Json = {"chunk_ids": chunks} if chunks else {}
-    more |= {"documents": [*loose, *read.loose]} if loose or read.loose else {}
-    return cast(ChatOptions, {**options, **more})

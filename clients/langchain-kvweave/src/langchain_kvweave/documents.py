@@ -1,42 +1,24 @@
 """Passages of the service as documents of LangChain, and documents as what a chat is given to read. Sends nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from langchain_core.documents import Document
 
-from kvweave_client import ChunkState, Source
+from kvweave_client import ChunkState, Source, passages
+from kvweave_client.chat_requests import Reading
 from kvweave_client.options import LooseDocument
-from kvweave_client.passages import (
-    CACHE,
-    LONGEST_ID,
-    LONGEST_TITLE,
-    PREFIX,
-    TITLE,
-    chunk_id_of,
-    notes_of,
-    own_metadata,
-)
 from langchain_kvweave.plain import plain_text
 
-START: Final = f"{PREFIX}start"
-END: Final = f"{PREFIX}end"
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a chat is given to read, in its order: chunks by their ids, then others by their text."""
-
-    chunk_ids: tuple[str, ...] = ()
-    loose: tuple[LooseDocument, ...] = ()
+START: Final = f"{passages.PREFIX}start"
+END: Final = f"{passages.PREFIX}end"
 
 
 def document_of(source: Source, *, state: str | None = None) -> Document:
     """A passage that a search found. Its id is that of the chunk."""
-    told = {START: source.start, END: source.end, CACHE: state}
+    told = {START: source.start, END: source.end, passages.CACHE: state}
     known = {name: value for name, value in told.items() if value is not None}
-    metadata = {**own_metadata(source.metadata), **notes_of(source), **known}
+    metadata = {**passages.own_metadata(source.metadata), **passages.notes_of(source), **known}
     return Document(source.text, id=source.chunk_id, metadata=metadata)
 
 
@@ -53,14 +35,10 @@ def reading(documents: Iterable[object]) -> Reading:
     From there on the text goes over, in which the service recognises its chunks.
     """
     each = _distinct(documents)
-    ids = [chunk_id_of(document.metadata, document.page_content) for document in each]
+    ids = [passages.chunk_id_of(document.metadata, document.page_content) for document in each]
     leading = ids.index("") if "" in ids else len(ids)
-    return Reading(tuple(ids[:leading]), tuple(_loose(document) for document in each[leading:]))
-
-
-def as_texts(documents: Iterable[object]) -> Reading:
-    """What to read, without ids: what the service may have deleted meanwhile is still read."""
-    return Reading(loose=tuple(_loose(document) for document in _distinct(documents)))
+    texts = tuple(_loose(document) for document in each)
+    return Reading(tuple(ids[:leading]), texts[leading:], texts)
 
 
 def joined(documents: Iterable[Document]) -> str:
@@ -82,10 +60,10 @@ def _distinct(documents: Iterable[object]) -> list[Document]:
 
 def _loose(document: Document) -> LooseDocument:
     told: Mapping[str, object] = document.metadata
-    title = told.get(TITLE) or told.get("title")
+    title = told.get(passages.TITLE) or told.get("title")
     loose = LooseDocument(text=plain_text(document.page_content))
     if isinstance(title, str) and title:
-        loose["title"] = plain_text(title)[:LONGEST_TITLE]
-    if document.id and len(document.id) <= LONGEST_ID:
+        loose["title"] = plain_text(title)[: passages.LONGEST_TITLE]
+    if document.id and len(document.id) <= passages.LONGEST_ID:
         loose["id"] = plain_text(document.id)
     return loose

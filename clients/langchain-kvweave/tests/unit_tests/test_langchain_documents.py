@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from langchain_core.documents import Document
 
 from kvweave_client import Source
-from langchain_kvweave.documents import as_texts, document_of, reading
+from langchain_kvweave.documents import document_of, reading
 
 TEXTS = ["one", "two", "three", " one ", "\0", ""]
 
@@ -26,7 +26,7 @@ def test_each_text_is_read_once_and_in_its_order(documents: list[Document]) -> N
     read = reading(documents)
     texts = [name.removeprefix("id of ") for name in read.chunk_ids] + [each["text"].strip() for each in read.loose]
     assert texts == [text for text in wanted if text]
-    assert [each["text"].strip() for each in as_texts(documents).loose] == texts
+    assert [each["text"].strip() for each in read.texts] == texts
 
 
 @given(DOCUMENTS)

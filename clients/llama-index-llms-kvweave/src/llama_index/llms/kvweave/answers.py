@@ -10,7 +10,6 @@ from llama_index.core.base.llms.types import (
     ChatResponseGen,
     CompletionResponse,
     CompletionResponseAsyncGen,
-    CompletionResponseGen,
     LogProb,
     MessageRole,
 )
@@ -58,13 +57,8 @@ def completion(said: ChatResponse) -> CompletionResponse:
     )
 
 
-def completions(said: ChatResponseGen) -> CompletionResponseGen:
-    """The `completion` of each part of an answer."""
-    return (completion(each) for each in said)
-
-
 async def acompletions(said: ChatResponseAsyncGen) -> CompletionResponseAsyncGen:
-    """The asynchronous `completions`."""
+    """The `completion` of each part of an answer."""
     async for each in said:
         yield completion(each)
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Self
 
+from llama_index.core.base.llms.generic_utils import get_from_param_or_env
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -19,12 +20,11 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, SecretStr, fiel
 from llama_index.core.constants import DEFAULT_TEMPERATURE
 from llama_index.core.prompts import BasePromptTemplate
 
-from kvweave_client import Access, AsyncClient, ChatEvent, Client, Connection
+from kvweave_client import BASE_URL, Access, AsyncClient, ChatEvent, Client, Connection
 from kvweave_client import Model as Served
 from kvweave_client.chat_requests import ChatRequest
-from kvweave_client.options import Json
-from llama_index.llms.kvweave.answers import acompletions, aparts, completion, completions, parts, whole
-from llama_index.llms.kvweave.connection import key_of, url_of
+from kvweave_client.options import ChatOptions, Json
+from llama_index.llms.kvweave.answers import acompletions, aparts, completion, parts, whole
 from llama_index.llms.kvweave.errors import Unanswered, told
 from llama_index.llms.kvweave.events import chats, completes
 from llama_index.llms.kvweave.structured import SchemaLLM
@@ -62,16 +62,17 @@ class KVWeave(SchemaLLM):
     @field_validator("base_url", mode="before")
     @classmethod
     def _find_url(cls, given: str) -> str:
-        return url_of(given)
+        return get_from_param_or_env("base_url", given or None, "KVWEAVE_BASE_URL", BASE_URL)
 
     @field_validator("api_key", mode="before")
     @classmethod
     def _find_key(cls, given: str | SecretStr) -> SecretStr:
-        return key_of(given or None)
+        key = given.get_secret_value() if isinstance(given, SecretStr) else given
+        return SecretStr(get_from_param_or_env("api_key", key or None, "KVWEAVE_API_KEY", ""))
 
     def model_post_init(self, context: object, /) -> None:
         """Makes the connection; nothing is sent yet."""
-        key = key_of(self.api_key).get_secret_value()
+        key = self.api_key if isinstance(self.api_key, str) else self.api_key.get_secret_value()
         access = Access.within(self.timeout, self.base_url, api_key=key, max_retries=self.max_retries)
         self._connection = Connection(access)
 
@@ -140,7 +141,8 @@ class KVWeave(SchemaLLM):
     @completes
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: object) -> CompletionResponseGen:  # noqa: FBT001, FBT002
         """The answer to `complete` while it comes about."""
-        return completions(parts(self._events(self._alone(prompt, formatted=formatted), kwargs)))
+        said = parts(self._events(self._alone(prompt, formatted=formatted), kwargs))
+        return (completion(each) for each in said)
 
     @completes
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: object) -> CompletionResponse:  # noqa: FBT001, FBT002
@@ -167,15 +169,8 @@ class KVWeave(SchemaLLM):
 
     def _asked(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> ChatRequest:
         """The request of a call. What the call says goes before what the model is set to."""
-        own = {
-            "model": self.model,
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-            "top_p": self.top_p,
-            "stop": self.stop,
-            "seed": self.seed,
-            "blend": self.blend,
-        }
+        fields = type(self).model_fields
+        own = {name: getattr(self, name) for name in ChatOptions.__annotations__ if name in fields}
         return asked(messages, {**own, **self.additional_kwargs, **given})
 
     def _chat(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> ChatResponse:

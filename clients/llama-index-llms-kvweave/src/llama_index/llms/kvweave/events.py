@@ -13,9 +13,9 @@ F = TypeVar("F", bound=Callable[..., object])
 
 def chats(call: F) -> F:
     """Tells who listens that a chat begins and ends."""
-    return cast(F, cast(Callable[[F], object], llm_chat_callback())(call))
+    return cast(F, llm_chat_callback()(call))
 
 
 def completes(call: F) -> F:
     """Tells who listens that a completion begins and ends."""
-    return cast(F, cast(Callable[[F], object], llm_completion_callback())(call))
+    return cast(F, llm_completion_callback()(call))

@@ -8,8 +8,8 @@ from llama_index.core.base.llms.types import CachePoint, ChatMessage, MessageRol
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
-from kvweave_client.chat_requests import ChatRequest
-from kvweave_client.options import ChatOptions, Json, LooseDocument, Message
+from kvweave_client.chat_requests import ChatRequest, Reading
+from kvweave_client.options import Json, LooseDocument, Message
 from kvweave_client.passages import LONGEST_ID, LONGEST_TITLE, TITLE, chunk_id_of
 from kvweave_client.schemas import closed
 
@@ -30,19 +30,12 @@ def asked(messages: Sequence[ChatMessage], options: Mapping[str, object]) -> Cha
     """The request of these messages. `nodes` among the options are read before the last; None leaves an option out."""
     said = {name: value for name, value in options.items() if value is not None}
     nodes = [each.node if isinstance(each, NodeWithScore) else each for each in cast(Nodes, said.pop("nodes", ()))]
-    given = cast(ChatOptions, said)
-    turns = [_turn(message) for message in messages]
     nodes = [node for node in nodes if _text(node).strip()]
-    if not nodes:
-        return ChatRequest(turns, given)
     ids = [chunk_id_of(node.metadata, _text(node)) for node in nodes]
-    loose = [node for node, chunk_id in zip(nodes, ids, strict=True) if not chunk_id]
-    if not any(ids):
-        return ChatRequest(turns, _with_texts(given, loose))
-    named = [*(given.get("chunk_ids") or []), *filter(None, ids)]
-    short = _with_texts(given, loose).copy()
-    short["chunk_ids"] = [*dict.fromkeys(named)]
-    return ChatRequest(turns, short, _with_texts(given, nodes))
+    texts = tuple(_document(node) for node in nodes)
+    loose = tuple(text for text, chunk_id in zip(texts, ids, strict=True) if not chunk_id)
+    read = Reading(tuple(filter(None, ids)), loose, texts)
+    return ChatRequest.about([_turn(message) for message in messages], said, read=read)
 
 
 def schema_format(output_cls: type[BaseModel]) -> Json:
@@ -64,11 +57,6 @@ def _turn(message: ChatMessage) -> Message:
 
 def _text(node: BaseNode) -> str:
     return node.get_content(metadata_mode=MetadataMode.LLM)
-
-
-def _with_texts(options: ChatOptions, nodes: Sequence[BaseNode]) -> ChatOptions:
-    texts = [*(options.get("documents") or []), *map(_document, nodes)]
-    return {**options, "documents": texts} if texts else options
 
 
 def _document(node: BaseNode) -> LooseDocument:
