@@ -166,11 +166,9 @@ class TopToken(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class TokenLogprob(TopToken, frozen=True):
     """A token of the answer, and the likeliest in its place."""
 
-    token: str
-    logprob: float
     top_logprobs: tuple[TopToken, ...] = ()
 
 

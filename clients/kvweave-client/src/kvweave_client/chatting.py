@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvweave_client.answers import ChatAnswer, ChatDelta, ChatEvent, Report, Source, TokenLogprob, Usage
-from kvweave_client.errors import Problem, UnexpectedAnswer, error_of
+from kvweave_client.errors import OpenAIError, Problem, UnexpectedAnswer, error_of
 from kvweave_client.events import ServerEvent
 from kvweave_client.options import ChatOptions, Json, Message
 from kvweave_client.requests import EVENTS, JSON, Request, encoded, of, path
@@ -28,16 +28,7 @@ def answer(raw: bytes) -> ChatAnswer:
     if len(said.choices) != 1:
         raise UnexpectedAnswer(f"the answer has {len(said.choices)} choices, not one")
     [choice] = said.choices
-    return ChatAnswer(
-        said.id,
-        said.model,
-        choice.message.content or "",
-        choice.finish_reason,
-        said.usage.counted(said.kvweave.recomputed_tokens),
-        said.kvweave.sources,
-        said.kvweave.report,
-        _listed(choice.logprobs),
-    )
+    return _answer(said, choice.message.content or "", reason=choice.finish_reason, logprobs=_listed(choice.logprobs))
 
 
 def ends(event: ServerEvent) -> bool:
@@ -77,16 +68,14 @@ class Reader:
         last = self._last
         if last is None or last.usage is None or last.kvweave is None or not self._reason:
             raise UnexpectedAnswer("the stream ended without its usage: is the base URL that of a kvweave service?")
-        return ChatAnswer(
-            last.id,
-            last.model,
-            "".join(self._text),
-            self._reason,
-            last.usage.counted(last.kvweave.recomputed_tokens),
-            last.kvweave.sources,
-            last.kvweave.report,
-            tuple(self._logprobs),
-        )
+        whole = Completion(last.id, last.model, (), last.usage, last.kvweave)
+        return _answer(whole, "".join(self._text), reason=self._reason, logprobs=tuple(self._logprobs))
+
+
+def _answer(said: "Completion", text: str, *, reason: str, logprobs: tuple[TokenLogprob, ...]) -> ChatAnswer:
+    extra = said.kvweave
+    usage = said.usage.counted(extra.recomputed_tokens)
+    return ChatAnswer(said.id, said.model, text, reason, usage, extra.sources, extra.report, logprobs)
 
 
 class _Cached(msgspec.Struct, frozen=True):
@@ -117,7 +106,7 @@ def _listed(logprobs: _Logprobs | None) -> tuple[TokenLogprob, ...]:
 
 
 class _Message(msgspec.Struct, frozen=True):
-    content: str | None
+    content: str | None = None
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -136,24 +125,10 @@ class Completion(msgspec.Struct, frozen=True):
     kvweave: _Extra
 
 
-class _Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
-
-
 class _ChunkChoice(msgspec.Struct, frozen=True):
-    delta: _Delta
+    delta: _Message
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
-
-
-class _Error(msgspec.Struct, frozen=True):
-    message: str
-    type: str = ""
-
-    @property
-    def status(self) -> int:
-        """The status that the error's type tells: OpenAI's form names none."""
-        return {"invalid_request_error": 400, "permission_error": 403, "rate_limit_error": 429}.get(self.type, 500)
 
 
 class _Chunk(msgspec.Struct, frozen=True):
@@ -162,4 +137,4 @@ class _Chunk(msgspec.Struct, frozen=True):
     choices: tuple[_ChunkChoice, ...] = ()
     usage: _Usage | None = None
     kvweave: _Extra | None = None
-    error: _Error | None = None
+    error: OpenAIError | None = None

@@ -27,6 +27,19 @@ class Problem(msgspec.Struct, frozen=True):
     errors: tuple[FieldError, ...] = ()
 
 
+class OpenAIError(msgspec.Struct, frozen=True):
+    """An error as OpenAI's API says it. `param`: the field of the request that is wrong."""
+
+    message: str
+    type: str = ""
+    param: str | None = None
+
+    @property
+    def status(self) -> int:
+        """The status that the error's type tells, for a stream, which has begun and has none of its own."""
+        return {"invalid_request_error": 400, "permission_error": 403, "rate_limit_error": 429}.get(self.type, 500)
+
+
 class KVWeaveError(Exception):
     """Whatever a call raises, but for mistakes in the call itself that Python finds."""
 

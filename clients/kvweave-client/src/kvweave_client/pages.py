@@ -4,18 +4,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 
-from kvweave_client.answers import (
-    ChunkState,
-    Collection,
-    Document,
-    DocumentChunk,
-    Job,
-    JobItem,
-    Model,
-    Ranked,
-    Relevance,
-    Source,
-)
+from kvweave_client import answers
 from kvweave_client.requests import Cursor, Page
 
 T = TypeVar("T")
@@ -24,8 +13,8 @@ T = TypeVar("T")
 class SearchAnswer(msgspec.Struct, frozen=True):
     """The hits of a search, and how much they have to do with the query."""
 
-    hits: tuple[Source, ...]
-    relevance: Relevance | None = None
+    hits: tuple[answers.Source, ...]
+    relevance: answers.Relevance | None = None
     note: str = ""
 
 
@@ -40,11 +29,11 @@ def _listed(entries: str, kind: type[T], *, cursor: type[Cursor] | None = None) 
     return cast("type[Page[T]]", msgspec.defstruct(entries, fields, bases=(_Whole,), frozen=True))
 
 
-Results = _listed("results", Ranked)
-Models = _listed("data", Model)
-Collections = _listed("collections", Collection)
-Documents = _listed("documents", Document, cursor=str)
-Chunks = _listed("chunks", DocumentChunk, cursor=int)
-Jobs = _listed("jobs", Job, cursor=str)
-Items = _listed("items", JobItem, cursor=int)
-States = _listed("chunks", ChunkState, cursor=int)
+Results = _listed("results", answers.Ranked)
+Models = _listed("data", answers.Model)
+Collections = _listed("collections", answers.Collection)
+Documents = _listed("documents", answers.Document, cursor=str)
+Chunks = _listed("chunks", answers.DocumentChunk, cursor=int)
+Jobs = _listed("jobs", answers.Job, cursor=str)
+Items = _listed("items", answers.JobItem, cursor=int)
+States = _listed("chunks", answers.ChunkState, cursor=int)

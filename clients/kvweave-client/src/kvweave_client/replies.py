@@ -8,7 +8,7 @@ from typing import Final
 import httpx
 import msgspec
 
-from kvweave_client.errors import FieldError, Problem, UnexpectedAnswer
+from kvweave_client.errors import FieldError, OpenAIError, Problem, UnexpectedAnswer
 from kvweave_client.requests import EVENTS, Request, shown
 
 MOST_OF_ERROR: Final = 1024 * 1024  # bytes that are read of what is no answer
@@ -55,17 +55,11 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-class _Error(msgspec.Struct, frozen=True):
-    message: str
-    type: str = ""
-    param: str | None = None
-
-
 class _Said(Problem, frozen=True, kw_only=True):
     """What the body of an error says: problem+json, or OpenAI's form."""
 
     status: int = 0
-    error: _Error | None = None
+    error: OpenAIError | None = None
 
     def problem(self, status: int, *, request_id: str) -> Problem | None:
         error = self.error
