@@ -142,7 +142,7 @@ SCALARS: dict[type, set[str]] = {
 @pytest.fixture(scope="module")
 def described(service: Any) -> Json:  # noqa: ANN401
     """What the service says of itself."""
-    return httpx.get(f"{service.base_url}/openapi.json", trust_env=False).json()
+    return httpx.get(f"{service.base_url}/openapi.json", trust_env=False, timeout=60).json()
 
 
 def requests_of(operation: Operation[Any] | Listing[Any] | Streaming[Any]) -> Request:

@@ -2,130 +2,30 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import httpx
 
-from kvweave_client import operations
-from kvweave_client.answers import Job
 from kvweave_client.course import Body, Course, Events
-from kvweave_client.errors import Cancelled, KVWeaveError
-from kvweave_client.methods import named
+from kvweave_client.errors import KVWeaveError
+from kvweave_client.methods import Methods
 from kvweave_client.plans import Ask, Pause, Plan
-from kvweave_client.requests import Cursor, Listing, Operation, Request, Streaming
+from kvweave_client.requests import Cursor, Listing, Operation, Streaming
+from kvweave_client.streams import Stream
 from kvweave_client.target import BASE_URL, LIMITS, RETRIES, TIMEOUTS, Retries, Target, Timeouts
 from kvweave_client.uploads import Multipart
-from kvweave_client.waiting import wait_for
 from kvweave_client.wires import Wire, wire
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _call(build: Callable[P, Operation[T]]) -> Callable[Concatenate["Client", P], T]:
-    def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return client.run(build(*args, **kwargs))
-
-    return named(call, build, of="Client", result=lambda kind: kind)
-
-
-def _each(build: Callable[P, Listing[T]]) -> Callable[Concatenate["Client", P], Iterator[T]]:
-    def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        return client.each(build(*args, **kwargs))
-
-    return named(call, build, of="Client", result=lambda kind: Iterator[kind])
-
-
-def _events(build: Callable[P, Streaming[T]]) -> Callable[Concatenate["Client", P], "Stream[T]"]:
-    def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> "Stream[T]":
-        return client.stream(build(*args, **kwargs))
-
-    return named(call, build, of="Client", result=lambda kind: Stream[kind])
-
-
-class Stream(Generic[T]):
-    """Events as they come. Leave it early by `close`, or at the end of a `with`: the service then stops computing."""
-
-    def __init__(self, client: "Client", streaming: Streaming[T]) -> None:
-        self._wire = Wire(client.course(streaming.request))
-        self._events = client.events(streaming, self._wire)  # knows nothing of the stream, so it ends with it
-
-    def cancel(self) -> None:
-        """Ends the stream from any thread: whoever waits for an event gets Cancelled, now."""
-        self._wire.cut()
-
-    def close(self) -> None:
-        """Leave the stream, by the thread that reads it."""
-        self._events.close()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> T:
-        try:
-            return next(self._events)
-        except StopIteration:
-            if not self._wire.course.is_over:  # it was left, or has raised before: that is no end
-                raise Cancelled("the stream was left before its end") from None
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Client:
+class Client(Methods):
     """The service at `base_url`. Safe for threads; `close` it, or use it in a `with`.
 
     `http` is a client of yours with proxies, certificates or transports; it stays open.
     """
-
-    health = _call(operations.health)
-    ready = _call(operations.ready)
-    stats = _call(operations.stats)
-    models = _call(operations.models)
-
-    search = _call(operations.search)
-    rerank = _call(operations.rerank)
-    query = _call(operations.query)
-    stream_query = _events(operations.stream_query)
-    chat = _call(operations.chat)
-    stream_chat = _events(operations.stream_chat)
-
-    put_documents = _call(operations.put_documents)
-    upload_files = _call(operations.upload_files)
-    documents = _each(operations.documents)
-    document = _call(operations.document)
-    put_document = _call(operations.put_document)
-    patch_document = _call(operations.patch_document)
-    delete_document = _call(operations.delete_document)
-    chunks = _each(operations.chunks)
-
-    collections = _call(operations.collections)
-    collection = _call(operations.collection)
-    put_collection = _call(operations.put_collection)
-    delete_collection = _call(operations.delete_collection)
-
-    jobs = _each(operations.jobs)
-    job = _call(operations.job)
-    job_items = _each(operations.job_items)
-    follow_job = _events(operations.follow_job)
-    cancel_job = _call(operations.cancel_job)
-
-    lookup = _each(operations.lookup)
-    prefetch = _call(operations.prefetch)
-    pin = _call(operations.pin)
-    unpin = _call(operations.unpin)
-    evict = _call(operations.evict)
-    blend_switch = _call(operations.blend_switch)
-    put_blend_switch = _call(operations.put_blend_switch)
 
     def __init__(
         self,
@@ -141,18 +41,9 @@ class Client:
         self._is_ours = http is None
         wire(self._http)
 
-    def wait(
-        self, job_id: str, *, timeout_s: float | None = None, progress: Callable[[Job], None] | None = None
-    ) -> Job:
-        """The job when it is done. Raises JobFailed where it ended otherwise, TimedOut where it takes longer.
-
-        `progress` is told the job at each look.
-        """
-        return self.follow(wait_for(job_id, timeout_s=timeout_s, progress=progress))
-
     def run(self, operation: Operation[T], *, within_s: float = math.inf) -> T:
         """The answer to an operation."""
-        wire = Wire(self.course(operation.request, within_s=within_s))
+        wire = Wire(Course(operation.request, self._target, within_s=within_s))
         with ExitStack() as stack:
             _, body = self._answered(wire, stack)
         return operation.parse(body)
@@ -181,15 +72,12 @@ class Client:
             if after is None:
                 return
 
-    def stream(self, streaming: Streaming[T]) -> "Stream[T]":
+    def stream(self, streaming: Streaming[T]) -> Stream[T]:
         """What a stream says; it is opened where it is first asked for an event."""
-        return Stream(self, streaming)
+        wire = Wire(Course(streaming.request, self._target))
+        return Stream(wire, self._events(streaming, wire))
 
-    def course(self, request: Request, *, within_s: float = math.inf) -> Course:
-        """The course of one call."""
-        return Course(request, self._target, within_s=within_s)
-
-    def events(self, streaming: Streaming[T], wire: Wire) -> Generator[T]:
+    def _events(self, streaming: Streaming[T], wire: Wire) -> Generator[T]:
         """Yields the events of a stream. It is asked for again until there is an answer, and not from then on."""
         course, events = wire.course, Events(streaming, wire.course)
         with ExitStack() as stack:
@@ -243,9 +131,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -262,4 +148,4 @@ def _sent(body: Multipart, course: Course) -> Iterator[bytes]:
     for piece in body.pieces():
         yield piece
         sent += len(piece)
-        course.sent(sent)
+        course.sent(body, sent)

@@ -28,6 +28,7 @@ from kvweave_client.events import EventReader
 from kvweave_client.replies import MOST_OF_ERROR, check_kind, is_kind, problem_of, retry_after_s
 from kvweave_client.requests import EVENTS, Request, Streaming
 from kvweave_client.target import Target
+from kvweave_client.uploads import Multipart
 
 T = TypeVar("T")
 
@@ -109,11 +110,6 @@ class Course:
         """Whether the call's time is over."""
         return time.monotonic() >= self._end
 
-    def check(self) -> None:
-        """Raise TimedOut where the call's time is over."""
-        if self.is_late:
-            raise self.late()
-
     def check_cancelled(self) -> None:
         """Raise Cancelled where another thread ended the call before its end."""
         if self.cancelled.is_set() and not self.is_over:
@@ -123,11 +119,12 @@ class Course:
         """The error for a caller whose time is over."""
         return TimedOut(f"{self.request.name} took longer than {self._limit_s:g} s: allow it more by `timeouts`")
 
-    def sent(self, size: int) -> None:
-        """Note that so much of this try has gone out. What is sent again is no progress."""
+    def sent(self, body: Multipart, size: int) -> None:
+        """Tell of what has gone out of a body in this try. What is sent again is no progress."""
         if size > self._sent:
             self._sent = size
-            self.request.tell(size)
+            if body.progress is not None:
+                body.progress(size, body.length)
 
     def failed(self, error: httpx.HTTPError | httpx.InvalidURL) -> float:
         """The pause behind a connection that did not serve."""
@@ -197,7 +194,8 @@ class Body:
 
     def takes(self, piece: bytes) -> bool:
         """Adds what came; returns whether it takes more."""
-        self._course.check()
+        if self._course.is_late:
+            raise self._course.late()
         self._pieces.append(piece)
         self._left -= len(piece)
         return self._left > 0

@@ -52,11 +52,6 @@ class Request:
             return headers | {"Content-Type": self.body.content_type, "Content-Length": str(self.body.length)}
         return headers | ({"Content-Type": JSON} if self.body else {})
 
-    def tell(self, sent: int) -> None:
-        """Notes that so many bytes of it have gone out."""
-        if isinstance(self.body, Multipart):
-            self.body.tell(sent)
-
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T_co]):

@@ -91,11 +91,6 @@ class Multipart:
             yield b"\r\n"
         yield self._end
 
-    def tell(self, sent: int) -> None:
-        """Tells `progress` how much has gone out."""
-        if self.progress is not None:
-            self.progress(sent, self.length)
-
     def _head(self, disposition: str) -> bytes:
         return f"--{self._boundary}\r\nContent-Disposition: form-data; {disposition}\r\n\r\n".encode()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvweave_client import operations
-from kvweave_client.answers import Job, JobItem
+from kvweave_client.answers import Job
 from kvweave_client.errors import JobFailed, TimedOut
 from kvweave_client.plans import Pause, Plan, ask, entries
 
@@ -20,7 +20,10 @@ _WELL: Final = ("ready", "superseded", "deleted")
 def wait_for(
     job_id: str, *, timeout_s: float | None = None, progress: Callable[[Job], None] | None = None
 ) -> Plan[Job]:
-    """The job when it is done. Raises JobFailed where it ended otherwise, TimedOut where it takes longer."""
+    """The job when it is done. Raises JobFailed where it ended otherwise, TimedOut where it takes longer.
+
+    `progress` is told the job at each look.
+    """
     limit_s = math.inf if timeout_s is None else timeout_s
     end = time.monotonic() + limit_s
     late = TimedOut(f"{job_id} is not over after {limit_s:g} s, it goes on: wait for it again")
@@ -37,15 +40,12 @@ def wait_for(
         if job.status == "done":
             return job
         if job.is_over:
-            raise JobFailed(job, (yield from _failed(job_id)))
+            failed = yield from entries(
+                operations.job_items(job_id), most=TOLD, fits=lambda each: each.state not in _WELL
+            )
+            raise JobFailed(job, tuple(failed))
         left_s = end - time.monotonic()
         if left_s <= 0:
             raise late
         yield Pause(min(pause_s, left_s))
         pause_s = min(pause_s * GROWTH, LONGEST_S)
-
-
-def _failed(job_id: str) -> Plan[tuple[JobItem, ...]]:
-    """The first uploads of the job that did not end as they should."""
-    found = yield from entries(operations.job_items(job_id), most=TOLD, fits=lambda item: item.state not in _WELL)
-    return tuple(found)

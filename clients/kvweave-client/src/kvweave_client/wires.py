@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import ParamSpec, Protocol, TypeGuard
+from typing import ParamSpec
 
 import httpcore
 import httpx
@@ -108,21 +108,14 @@ def _bounded(stream: httpcore.NetworkStream, timeout: float | None) -> AbstractC
     return timeout.wire.on(stream, timeout) if isinstance(timeout, Bound) else nullcontext(timeout)
 
 
-class _Pool(Protocol):
-    _network_backend: httpcore.NetworkBackend
-    _http2: bool
-
-
 def wire(http: httpx.Client) -> None:
     """Let the calls of this client be cut. In HTTP/2 many calls share a connection: such a client stays as it is."""
     for transport in (http._transport, *http._mounts.values()):  # pyright: ignore[reportPrivateUsage]
         pool = getattr(transport, "_pool", None)
-        if _is_pool(pool) and not pool._http2 and not isinstance(pool._network_backend, Wiring):  # pyright: ignore[reportPrivateUsage]
-            pool._network_backend = Wiring(pool._network_backend)  # pyright: ignore[reportPrivateUsage]
-
-
-def _is_pool(pool: object) -> TypeGuard[_Pool]:
-    return isinstance(pool, httpcore.ConnectionPool) and hasattr(pool, "_network_backend") and hasattr(pool, "_http2")
+        inside = vars(pool) if isinstance(pool, httpcore.ConnectionPool) else {}
+        backend = inside.get("_network_backend")
+        if backend is not None and inside.get("_http2") is False and not isinstance(backend, Wiring):
+            inside["_network_backend"] = Wiring(backend)
 
 
 def _shut(stream: httpcore.NetworkStream) -> None:
