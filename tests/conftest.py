@@ -1,8 +1,9 @@
 """What several folders of tests need: one S3 server and one PostgreSQL for the whole run."""
 
+import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,17 +30,34 @@ WITHOUT_NGINX = "nginx is not installed: Debian's package is `nginx-light`"
 WITHOUT_BROWSER = "Chromium is not installed: Debian's packages are `chromium` and `chromium-driver`"
 
 
-LONGEST = (  # a minute or two each
+LONGEST = (  # half a minute to two minutes each
     "tests/service/test_builtin.py",
     "tests/service/truth/postgres/test_serving_postgres.py",
     "tests/service/truth/postgres/test_replicas.py",
+    "tests/blend/test_engine.py",
+    "tests/blend/test_families.py",
+    "tests/blend/test_fuse_properties.py",
+    "tests/blend/test_layer_graphs.py",
     "tests/blend/test_memory.py",
+    "tests/blend/test_placement.py",
+    "tests/service/test_context_deletes.py",
     "tests/service/test_precompute_edits.py",
     "tests/service/test_kill.py",
     "tests/service/test_precompute_ray.py",
     "tests/service/test_openapi.py",
     "tests/training/test_train.py",
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What tests import stays: millions of objects, through which the collector would look again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
