@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 from typing import cast
 
@@ -84,7 +85,12 @@ def takes_dict(model: PreTrainedModel) -> bool:
     """Models that could mix layer types take a mask for each: told by the source of what runs the layers."""
     text = model.config.get_text_config(decoder=True)
     parts = {type(each) for each in model.modules() if isinstance(each, PreTrainedModel) and each.config is text}
-    return any(":= attention_mask, dict)" in inspect.getsource(part.forward) for part in parts)
+    return any(map(_asks_for_dict, parts))
+
+
+@lru_cache(None)
+def _asks_for_dict(part: type[PreTrainedModel]) -> bool:
+    return ":= attention_mask, dict)" in inspect.getsource(part.forward)
 
 
 def prefill(model: PreTrainedModel, ids: Ids) -> Tensor:
@@ -119,6 +125,11 @@ def native_kv(model: PreTrainedModel, ids: Ids, *, first: int = 0) -> Layers:
     return stored(cache)
 
 
+@lru_cache(32)  # several tests on end ask about one prompt
+def _known_kv(model: PreTrainedModel, ids: tuple[int, ...], *, first: int) -> Layers:
+    return native_kv(model, ids, first=first)
+
+
 def stored(cache: DynamicCache) -> Layers:
     """(H, T, D) of each layer; None where nothing was stored."""
     layers = [each if isinstance(each, DynamicLayer) and each.is_initialized else None for each in cache.layers]
@@ -128,13 +139,13 @@ def stored(cache: DynamicCache) -> Layers:
 def chunk_kv(model: PreTrainedModel, chunk: Cached) -> Layers:
     """A chunk's keys and values, captured behind its prefix, as they are where the chunk stands now."""
     behind = len(chunk.prefix)
-    whole = native_kv(model, [*chunk.prefix, *chunk.ids], first=chunk.start - behind)
+    whole = _known_kv(model, (*chunk.prefix, *chunk.ids), first=chunk.start - behind)
     return [None if kv is None else (kv[0][:, behind:], kv[1][:, behind:]) for kv in whole]
 
 
 def slots_kv(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached]) -> Layers:
     """One (H, N, D) for each layer with the chunks in their slots and nothing elsewhere."""
-    whole = native_kv(model, ids)
+    whole = list(_known_kv(model, tuple(ids), first=0))
     for layer, kv in enumerate(whole):
         if kv is not None:
             whole[layer] = (torch.full_like(kv[0], 7.0), torch.full_like(kv[1], 7.0))

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -28,9 +29,15 @@ PREFIX, OTHER_PREFIX, A, B, C, GAP, SUFFIX = draw(3, 9, 14, 40, 33, 21, 5, 11)
 MIXED = Case(OTHER_PREFIX, PREFIX, "hthmth", (A, GAP, B, C, GAP, C), SUFFIX)
 
 
+@cache
+def mixed(name: str) -> Prompt:
+    """One prompt of a family for all tests, as a store has its records."""
+    return MIXED.prompt(ours(name))
+
+
 @pytest.mark.parametrize("name", BY_ROWS)
 def test_ratio_one_and_full_are_a_full_prefill(name: str) -> None:
-    prompt = MIXED.prompt(ours(name))
+    prompt = mixed(name)
     reference = dense.prefill(native(name), prompt.ids)[-1]
 
     for policy in ("full", "heads", "deviation", "hybrid", ASK):
@@ -72,7 +79,7 @@ def test_relocation_is_a_native_prefill_at_that_position(name: str, start: int) 
     ],
 )
 def test_hits_and_misses_equal_dense_attention_with_an_explicit_mask(name: str, policy: str, ratio: float) -> None:
-    prompt = MIXED.prompt(ours(name))
+    prompt = mixed(name)
     found = fused(ours(name), prompt, policy=policy, ratio=ratio)
 
     choice = chosen(ours(name), prompt, policy=policy, ratio=ratio, found=found.report.stages)
@@ -85,7 +92,7 @@ def test_hits_and_misses_equal_dense_attention_with_an_explicit_mask(name: str, 
 @pytest.mark.parametrize("name", HYBRIDS)
 @pytest.mark.parametrize("ratio", [0.1, 0.6])
 def test_what_is_replayed_enters_layers_with_states_as_it_was_captured(name: str, ratio: float) -> None:
-    model, prompt = ours(name), MIXED.prompt(ours(name))
+    model, prompt = ours(name), mixed(name)
     layers = model.decoder.model_layers
     if not layers.stretches:
         assert not layers.states.isdisjoint(layers.keeping)
@@ -109,7 +116,7 @@ def test_what_is_replayed_enters_layers_with_states_as_it_was_captured(name: str
     ],
 )
 def test_row_pieces_of_any_size_equal_one_piece(name: str, policy: str, sizes: tuple[int, ...]) -> None:
-    prompt = MIXED.prompt(ours(name))
+    prompt = mixed(name)
     whole = fused(ours(name), prompt, policy=policy, ratio=0.3)
 
     for size in sizes:
@@ -120,7 +127,7 @@ def test_row_pieces_of_any_size_equal_one_piece(name: str, policy: str, sizes: t
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_rows_that_ask_do_so_in_blocks_of_any_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt = MIXED.prompt(ours(name))
+    prompt = mixed(name)
     whole = fused(ours(name), prompt, policy=ASK, ratio=0.3)
     for scores in (1, 3 * 8 * len(prompt.ids)):  # of one row, and of a few
         monkeypatch.setattr(attention, "PROBED_NUMBERS", (scores, scores))
@@ -156,7 +163,7 @@ def test_what_followed_a_chunk_is_reused_where_it_follows_again(name: str, polic
 def test_the_tests_would_notice_blending_that_does_nothing() -> None:
     """Reuse differs from a full prefill by far more than the tolerance, and windows are shorter than chunks."""
     for name in ALL:
-        prompt = MIXED.prompt(ours(name))
+        prompt = mixed(name)
         reference = dense.prefill(native(name), prompt.ids)[-1]
         assert off(fused(ours(name), prompt, policy="reuse").logits, reference) > 1e-2, name
     assert len(B) > WINDOW
