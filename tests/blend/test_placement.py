@@ -166,7 +166,7 @@ class TestGpuPlacement(OfAnyStrides):
             return convert(numbers, source, to, mode)
 
         monkeypatch.setattr(interpreter, "_convert_float", converted)
-        monkeypatch.setattr(gpu_placement, "_TOGETHER", 64)
+        monkeypatch.setattr(gpu_placement, "_TOGETHER", 128)
 
     @pytest.mark.parametrize("together", [8, 128])
     def test_a_trellis_goes_on_from_where_the_tokens_before_ended(
