@@ -138,7 +138,11 @@ def model(request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
     ],
     indirect=["model"],
 )
-def test_a_decoder_that_records_computes_the_same(model: LoadedModel, recorded: int) -> None:
+def test_a_decoder_that_records_computes_the_same(
+    model: LoadedModel, recorded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE.type == "cpu":  # the prompt has several blocks, whose keys are whole; few rows have theirs in two parts
+        monkeypatch.setattr(attend_module, "TILE", 16)
     made: list[Callable[[], None]] = []
 
     def note(work: Callable[[], None]) -> Callable[[], None]:
