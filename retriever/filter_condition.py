@@ -97,10 +97,11 @@ def condition(where: Json) -> FilterCondition:
 
 
 def scope(
-    *, collection: str = "", where: Json | None = None, bound: Json | None = None, without: Sequence[str] = ()
+    *collections: str, where: Json | None = None, bound: Json | None = None, without: Sequence[str] = ()
 ) -> FilterCondition:
-    """What a request may see: a collection, or all but some; a filter of its own, and one that its key cannot widen."""
-    found = [in_collection(collection)] if collection else [outside(without)] if without else []
+    """What a request may see: these collections, or all but some; its own filter, and one that its key cannot widen."""
+    within = [in_collection(each) for each in collections]
+    found = [_joined("UNION", within)] if within else [outside(without)] if without else []
     found += [condition(each) for each in (where, bound) if each]
     first, *others = found or [EVERYTHING]
     for other in others:

@@ -32,7 +32,7 @@ class Query:
 
     `reranked`: so many of the best are ordered again by the reranker; 0 for none. `bound`: what the asker may know of
     at all; scores tell of nothing else. `neighbors`: so many chunks before and behind each hit come along.
-    `floor`: that of the relevance, in the place of the fitted one.
+    `floors`: those of the relevance, by collection, in the place of the fitted one.
     """
 
     text: str
@@ -42,7 +42,7 @@ class Query:
     reranked: int = 0
     bound: FilterCondition = EVERYTHING
     neighbors: int = 0
-    floor: float | None = None
+    floors: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ class Searcher:
         mode = self._mode(query)
         if mode == "lexical":
             words = _by_words(view, query, limit=query.limit)
-            best = max((each.share for each in words), default=0.0)
             many = math.log(max(view.passages_within(query.bound), 1)) / math.log(OF_MANY)
             hits = [Hit(each.passage, each.score) for each in words]
-            return Found(hits, _relevance(best, query, floor=TOLD * min(1.0, many)))
+            shares = [Hit(each.passage, each.share) for each in words]
+            return Found(hits, _relevance(shares, query, fitted=TOLD * min(1.0, many)))
         assert self.vectors is not None
         index, embedder = self.vectors
         asked = embedder.query(query.text)
@@ -125,8 +125,8 @@ class Searcher:
             hits = self._fused(view, query, asked=asked)
         else:
             hits = self._near(view, query, asked=asked, limit=query.limit)
-        floor = nearness(embedder).chance(index.count(view, query.allowed))
-        return Found(hits, _relevance(hits[0].score if hits else 0.0, query, floor=floor))
+        fitted = nearness(embedder).chance(index.count(view, query.allowed))
+        return Found(hits, _relevance(hits, query, fitted=fitted))
 
     def _fused(self, view: CatalogView, query: Query, *, asked: Vector) -> list[Hit]:
         """The best by vectors and by words, each scored by both.
@@ -191,8 +191,11 @@ def awaited(view: CatalogView, embedders: Embedders, *, counts: bool) -> str:
     return f"vectors of {made} of {chunks} chunks are made" if counts else "not all vectors are made"
 
 
-def _relevance(best: float, query: Query, *, floor: float) -> Relevance:
-    return Relevance(best, floor if query.floor is None else query.floor)
+def _relevance(hits: Sequence[Hit], query: Query, *, fitted: float) -> Relevance:
+    """That of the hit which is furthest above the floor of its collection."""
+    each = [Relevance(hit.score, query.floors.get(hit.passage.collection, fitted)) for hit in hits]
+    each = each or [Relevance(0.0, min(query.floors.values(), default=fitted))]
+    return max(each, key=lambda one: one.best - one.floor)
 
 
 def _by_words(view: CatalogView, query: Query, *, limit: int) -> list[WordMatch]:

@@ -36,15 +36,19 @@ class RequestDocument:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What to search for. `neighbors`: so many chunks before and behind each hit come along."""
+    """What to search for. `collections`: those that are searched together; all where none is named.
+
+    `neighbors`: so many chunks before and behind each hit come along. `least`: what scores less is left out.
+    """
 
     query: str
-    collection: str = ""
+    collections: tuple[str, ...] = ()
     where: Json | None = None
     top_k: int = 5
     neighbors: int = 0
     mode: Mode | None = None
     rerank: bool = False
+    least: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from retriever.documents import Json
 from retriever.filter_condition import FilterCondition, scope
-from retriever.search import MOST, Found, Query, in_prompt_order
+from retriever.search import MOST, Found, Query, Relevance, in_prompt_order
 from retriever.types import Passage
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Source
@@ -165,11 +165,11 @@ def gather(tenant: Tenant, ask: AnswerRequest) -> Gathered:
 
 
 def _refuse_unfound(tenant: Tenant, lookup: Lookup, *, looked: Found, relevance: RelevanceReport) -> None:
-    """Raises NotFound where the collection has no answer without a find."""
-    name = lookup.collection or (looked.hits[0].passage.collection if looked.hits else "")
+    """Raises NotFound where one of the collections has no answer without a find."""
     with tenant.catalog.view() as view:
-        if rules_of(view, name).on_empty == REFUSE:
-            raise NotFound(f"{nothing_found(relevance)}, and the collection {name!r} refuses to answer without")
+        for name in lookup.collections or [hit.passage.collection for hit in looked.hits[:1]]:
+            if rules_of(view, name).on_empty == REFUSE:
+                raise NotFound(f"{nothing_found(relevance)}, and the collection {name!r} refuses to answer without")
 
 
 def nothing_found(relevance: RelevanceReport) -> str:
@@ -197,31 +197,42 @@ def _refuse_nothing(tenant: Tenant, ask: AnswerRequest) -> None:
 
 
 def look_up(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> Found:
-    """The hits, best first, each before its neighbors.
+    """The hits, best first, each before its neighbors. One search finds those of all collections, scored alike.
 
     Raises NotFound for a collection that is not there, and Invalid for one that is kept without search.
     """
-    allowed, floor = _searched(tenant, lookup, bound=bound)
+    allowed, floors = _searched(tenant, lookup, bound=bound)
     reranked = min(RERANKED * lookup.top_k, MOST) if lookup.rerank else 0
     asked = (lookup.query, lookup.top_k, lookup.mode, allowed, reranked)
-    query = Query(*asked, bound=scope(bound=bound), neighbors=lookup.neighbors, floor=floor)
-    return tenant.library.look_for(query)
+    query = Query(*asked, bound=scope(bound=bound), neighbors=lookup.neighbors, floors=floors)
+    found = tenant.library.look_for(query)
+    return found if lookup.least is None else _scoring(found, lookup.least)
 
 
-def _searched(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> tuple[FilterCondition, float | None]:
-    """The part of the catalog to search for the request, within what its key may see, and the floor of its finds."""
-    name = lookup.collection
+def _scoring(found: Found, least: float) -> Found:
+    """The hits that score so much at least. Where some were found and none does, nothing is found."""
+    hits = [hit for hit in found.hits if hit.score >= least]
+    is_left_out = bool(found.hits) and not hits
+    return Found(hits, Relevance(found.hits[0].score, least) if is_left_out else found.relevance)
+
+
+def _searched(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> tuple[FilterCondition, Mapping[str, float]]:
+    """The part of the catalog to search for the request, within what its key may see, and the floors of finds of
+    collections that have their own."""
+    floors: dict[str, float] = {}
     with tenant.catalog.view() as view:
-        if name:
+        hidden = view.unsearched()
+        for name in lookup.collections:
             check_collection(view, name, bound=bound)
-        hidden, floor = view.unsearched(), rules_of(view, name).floor
-        if name in hidden and sees_collection(view, name, bound=bound):
-            raise Invalid(
-                f'the collection {name!r} is kept without search: put "search": true into its rules '
-                "(PUT /v1/collections/{name}), or name chunk_ids",
-                field="collection",
-            )
-    return scope(collection=name, where=lookup.where, bound=bound, without=hidden), floor
+            if name in hidden and sees_collection(view, name, bound=bound):
+                raise Invalid(
+                    f'the collection {name!r} is kept without search: put "search": true into its rules '
+                    "(PUT /v1/collections/{name}), or name chunk_ids",
+                    field="collection",
+                )
+            if (floor := rules_of(view, name).floor) is not None:
+                floors[name] = floor
+    return scope(*lookup.collections, where=lookup.where, bound=bound, without=hidden), floors
 
 
 def _named(tenant: Tenant, ask: AnswerRequest) -> Sequence[Passage]:
@@ -256,8 +267,8 @@ def _system(tenant: Tenant, ask: AnswerRequest, *, passages: Sequence[GatheredPa
     """The system prompt that stands before all turns: none, where they have their own or it is a plain chat."""
     if not ask.asks or any(turn.role in ("system", "developer") for turn in ask.turns):
         return ""
-    name = ask.lookup.collection if ask.lookup else ""
-    name = name or (passages[0].passage.collection if passages else "")
+    named = ask.lookup.collections if ask.lookup else ()
+    name = next(iter(named or [each.passage.collection for each in passages]), "")
     with tenant.catalog.view() as view:
         is_seen = name and sees_collection(view, name, bound=ask.principal.bound)
         collection = view.collection(name) if is_seen else None

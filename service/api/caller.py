@@ -48,7 +48,7 @@ class Caller:
 
     def allowed(self, *, collection: str | None = None, where: Json | None = None) -> FilterCondition:
         """What this request may see: a condition on documents and chunks."""
-        return scope(collection=collection or "", where=where, bound=self.who.bound)
+        return scope(*([collection] if collection else ()), where=where, bound=self.who.bound)
 
     def fits(self, collection: str, metadata: Json) -> bool:
         """Does a document with this metadata lie within the key's filter?"""

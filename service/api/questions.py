@@ -195,7 +195,7 @@ def _lookup(wanted: AskedQuestion, query: str, *, top_k: int) -> Lookup | None:
         return None
     return Lookup(
         query,
-        collection=wanted.collection or "",
+        collections=(wanted.collection,) if wanted.collection else (),
         where=wanted.filter,
         top_k=count,
         neighbors=wanted.neighbors,

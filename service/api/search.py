@@ -68,7 +68,7 @@ async def search(by: By, wanted: SearchRequest) -> SearchAnswer:
     check_length(by.core.settings, wanted.query, field="query")
     lookup = Lookup(
         wanted.query,
-        collection=wanted.collection or "",
+        collections=(wanted.collection,) if wanted.collection else (),
         where=wanted.filter,
         top_k=wanted.top_k,
         neighbors=wanted.neighbors,

@@ -279,7 +279,7 @@ def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -
         return ingest.accept(tenant, uploads, owner=by.who.key_id)
     with tenant.catalog.view() as view:
         is_there = view.collection(collection) is not None
-        is_empty = is_there and view.count(scope(collection=collection)) == 0
+        is_empty = is_there and view.count(scope(collection)) == 0
         if by.is_bound and not is_empty:  # it makes none, and is not told of those in which it sees nothing
             check_collection(view, collection, bound=by.who.bound)
     if not is_there:

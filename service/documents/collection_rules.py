@@ -76,4 +76,4 @@ def sees_collection(view: CatalogView, name: str, *, bound: Json | None) -> bool
     """Whether the collection is there for the key: where it has a filter, if a document serves that fits it."""
     if bound is None:
         return view.collection(name) is not None
-    return view.count(scope(collection=name, bound=bound)) > 0
+    return view.count(scope(name, bound=bound)) > 0

@@ -59,7 +59,7 @@ def needs(library: Library, questions: Iterable[str], *, collection: str, top_k:
     """How many of the questions a search would bring each chunk for."""
     counts: Counter[str] = Counter()
     for question, times in Counter(questions).items():
-        hits = library.search(Query(question, top_k, allowed=scope(collection=collection)))
+        hits = library.search(Query(question, top_k, allowed=scope(collection)))
         counts.update({hit.passage.id: times for hit in hits})
     return counts
 

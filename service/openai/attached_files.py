@@ -69,7 +69,7 @@ def change_attributes(by: Caller, file: StoredFile, *, attributes: Mapping[str, 
 def _open_store(by: Caller, view: CatalogView, *, vector_store_id: str) -> str:
     """The collection of a vector store that a key may put files into: also an empty one, where it sees nothing."""
     name = VECTOR_STORES.name_of(vector_store_id) or ""
-    is_empty = view.collection(name) is not None and view.count(scope(collection=name)) == 0
+    is_empty = view.collection(name) is not None and view.count(scope(name)) == 0
     return name if is_empty else collection_for(by, view, vector_store_id=vector_store_id).name
 
 

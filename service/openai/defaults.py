@@ -94,7 +94,7 @@ def _lookup(request: ChatRequest, *, top_k: int) -> Lookup | None:
         raise Invalid(f"the last message is the user's, where documents are read; got {last!r}", field="messages")
     if request.collection is None:
         return None
-    return Lookup(asks[-1].text, collection=request.collection, top_k=top_k)
+    return Lookup(asks[-1].text, collections=(request.collection,), top_k=top_k)
 
 
 def order_of(wanted: BlendIn | None, *, default: BlendOrder) -> BlendOrder | None:

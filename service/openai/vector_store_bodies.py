@@ -116,6 +116,9 @@ class RankingOptions(Strict):
 
     ranker: Literal["none", "auto", "default-2024-11-15", "default_2024_08_21"] | None = None
     score_threshold: float | None = Field(None, ge=0)
+    hybrid_search: Annotated[Refused, not_served("words and vectors weigh here as in every search: leave it out")] = (
+        None
+    )
 
 
 def _understood(filters: AttributeFilter) -> AttributeFilter:

@@ -237,9 +237,7 @@ def test_a_request_cannot_widen_the_filter_of_its_key(tables: sqlite3.Connection
     ]  # fmt: skip
     for where in attempts:
         assert selected(tables, scope(where=where, bound=bound)) <= allowed
-        assert selected(tables, scope(collection="odd", where=where, bound=bound)) <= selected(
-            tables, in_collection("odd")
-        )
+        assert selected(tables, scope("odd", where=where, bound=bound)) <= selected(tables, in_collection("odd"))
     assert allowed == {0, 2, 4, 6}
 
 
@@ -309,7 +307,7 @@ def test_nesting_is_answered_up_to_the_deepest_and_refused_beyond(
     deep = nested(DEEPEST, around)
     wanted = {row for row, each in enumerate([{"n": 3}, {"n": 4}, {"n": 5}, {}]) if holds(deep, each)}
     assert selected(tables, condition(deep)) == wanted
-    assert selected(tables, scope(collection="even", where=deep, bound=deep)) == {row for row in wanted if row % 2 == 0}
+    assert selected(tables, scope("even", where=deep, bound=deep)) == {row for row in wanted if row % 2 == 0}
     for deeper in (DEEPEST + 1, 400):
         with pytest.raises(FilterError, match=f"deeper than {DEEPEST}"):
             condition(nested(deeper, around))

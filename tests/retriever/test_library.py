@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_a_filter_holds_before_anything_is_cut(mode: Mode, make: Made) -> None:
     library.put([document(f"n{number}", f"heron {number}", team="red") for number in range(40)], collection="c")
     library.put([document("far", "one heron among other words that say nothing", team="blue")], collection="c")
     library.put([document("else", "heron heron", team="blue")], collection="other")
-    only = scope(collection="c", where={"team": {"$ne": "green"}}, bound={"team": "blue"})
+    only = scope("c", where={"team": {"$ne": "green"}}, bound={"team": "blue"})
     [hit] = library.search(Query("heron", 3, mode, only))
     assert hit.passage.document == "far"
 
@@ -103,13 +104,29 @@ def test_what_is_no_nearer_than_chance_is_no_find(make: Made) -> None:
     for mode in ("vector", "hybrid"):
         near, far = (library.look_for(Query(text, 3, mode)).relevance for text in ("amber heron birch", "zx qw"))
         assert near and far and near.floor == far.floor and near.best > far.best
-        own = library.look_for(Query("zx qw", 3, mode, floor=-1.0)).relevance
+        own = library.look_for(Query("zx qw", 3, mode, floors={"c": -1.0})).relevance
         assert own and own.is_found and own.best == far.best
         behind = library.look_for(Query("zx qw", 3, mode, in_collection("none"))).relevance
         assert behind and behind.floor < far.floor, "among fewer chunks chance brings less"
     assert library.look_for(Query(" ", 3)).relevance is None
     words = library.look_for(Query("heron unheard unseen unknown", 3, "lexical")).relevance
     assert words and not words.is_found and words.best < words.floor
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_several_collections_are_searched_as_one_and_a_find_is_above_its_own_floor(mode: Mode, make: Made) -> None:
+    library = make(WordEmbedder())
+    for name, text in (("one", "heron pearl"), ("two", "heron amber"), ("three", "heron pearl amber")):
+        library.put([document(name, text)], collection=name)
+    asked = Query("heron pearl", 9, mode, scope("one", "two"))
+    one, two = (library.look_for(replace(asked, allowed=scope(name))) for name in ("one", "two"))
+    both = library.look_for(asked)
+    assert texts(both.hits) == ["heron pearl", "heron amber"] and both.hits == [*one.hits, *two.hits]
+    assert both.relevance and one.relevance and both.relevance.best == one.relevance.best
+    second = library.look_for(replace(asked, floors={"one": 99.0})).relevance
+    assert second and two.relevance and second.best == two.relevance.best and second.floor == both.relevance.floor
+    neither = library.look_for(replace(asked, floors={"one": 99.0, "two": 9.0})).relevance
+    assert neither and neither.floor == 9.0 and not neither.is_found
 
 
 class Meaning(WordEmbedder):

@@ -38,8 +38,9 @@ def messages_of(items: Iterable[Item | OutputMessage | CalledItem]) -> list[Json
     return found
 
 
-def chat_body(request: ResponseRequest, before: Sequence[Json] = (), *, searched: str = "") -> ChatRequest:
-    """The chat that the request stands for, behind messages of before. `searched`: the collection that its tool names.
+def chat_body(request: ResponseRequest, before: Sequence[Json] = (), *, searched: Sequence[str] = ()) -> ChatRequest:
+    """The chat that the request stands for, behind messages of before. `searched`: the collections that its tool names,
+    of which a chat has the first.
 
     Raises Invalid for more than a chat may have.
     """
@@ -53,7 +54,7 @@ def chat_body(request: ResponseRequest, before: Sequence[Json] = (), *, searched
         )
     fields = {name: getattr(request, name) for name in SAME & request.model_fields_set}
     if searched:
-        fields["collection"] = searched
+        fields["collection"] = searched[0]
     return ChatRequest.model_validate(
         {
             **fields,

@@ -79,16 +79,19 @@ async def _respond(by: Caller, body: ResponseRequest, *, request: Request, withi
 
 def _asked(by: Caller, body: ResponseRequest, *, before: KeptAnswer | None) -> AnswerRequest:
     """What the pipeline is asked. Raises NotFound for a vector store that is not there, or not for this key."""
-    search, searched, defaults = body.search, "", Defaults.of(by.core)
+    search, names, defaults = body.search, list[str](), Defaults.of(by.core)
     if search:
         with by.tenant.catalog.view() as view:
-            searched = collection_for(by, view, vector_store_id=search.vector_store_ids[0]).name
+            stores = dict.fromkeys(search.vector_store_ids)
+            names = [collection_for(by, view, vector_store_id=each).name for each in stores]
         defaults = replace(defaults, top_k=search.max_num_results or defaults.top_k)
-    chat = chat_body(body, [json.loads(each) for each in before.messages] if before else (), searched=searched)
+    chat = chat_body(body, [json.loads(each) for each in before.messages] if before else (), searched=names)
     ask = to_answer_request(chat, by.who, id=f"resp_{secrets.token_hex(24)}", defaults=defaults)
-    if ask.lookup and search and search.filters:
-        return replace(ask, lookup=replace(ask.lookup, where=search.filters.to_filter()))
-    return ask
+    if not (ask.lookup and search):
+        return ask
+    where, ranking = search.filters and search.filters.to_filter(), search.ranking_options
+    least = ranking.score_threshold if ranking else None
+    return replace(ask, lookup=replace(ask.lookup, collections=tuple(names), where=where, least=least))
 
 
 def _begun(body: ResponseRequest, ask: AnswerRequest, *, model: str) -> ResponseBody:

@@ -60,6 +60,7 @@ class SearchItem:
         return {each.file_id: each.filename for each in self._found(sources)}
 
     def _found(self, sources: Sequence[Source]) -> list[FoundText]:
+        """What it found, best first."""
         return [
             FoundText(
                 file_id=FILES.id_of(each.document_id),
@@ -68,8 +69,8 @@ class SearchItem:
                 attributes=attributes_of(each.passage.metadata),
                 text=each.text,
             )
-            for each in sources
-            if each.passage and each.passage.collection == self.lookup.collection
+            for each in sorted(sources, key=lambda source: -source.score)
+            if each.passage and each.passage.collection in self.lookup.collections
         ]
 
 

@@ -159,7 +159,7 @@ class FakePipeline:
         self.closed = 0
 
     async def search(self, principal: Principal, lookup: Lookup) -> Found:
-        allowed = scope(collection=lookup.collection, where=lookup.where, bound=principal.bound)
+        allowed = scope(*lookup.collections, where=lookup.where, bound=principal.bound)
         reranked = lookup.top_k if lookup.rerank else 0
         query = Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked)
         return self._core.opened(principal.tenant).library.look_for(query)

@@ -123,7 +123,7 @@ def test_documents_arrive_in_each_of_their_ways() -> None:
     )
     assert ask.documents == (RequestDocument("Mira lives in Aveiro.", "Cities", "c"), RequestDocument("Plain."))
     assert ask.chunk_ids == (CHUNK,)
-    assert ask.lookup == Lookup("Where?", collection="cities", top_k=7)
+    assert ask.lookup == Lookup("Where?", collections=("cities",), top_k=7)
     assert ask.order == BlendOrder("hybrid", 0.5)
     assert ask.template == {"enable_thinking": False}
     assert asked(blend={"policy": "full"}).order == BlendOrder("full", 0.15)
