@@ -26,7 +26,8 @@ class NewUpload:
     """A new upload. `document` is empty for a file, whose documents are unknown yet; `name` is empty for a draft.
 
     One without a collection waits for one: it is live, and worked on when it is accepted again, with one. `replaces`:
-    the number of an upload whose content this has, which must be live still, or else it ends as deleted.
+    the number of an upload whose content this has, which must be live still, or serve, or else it ends as deleted.
+    `copies`: so must the version of another document, whose content this has.
     """
 
     document: str
@@ -34,6 +35,7 @@ class NewUpload:
     name: str
     content: bytes
     replaces: int | None = None
+    copies: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

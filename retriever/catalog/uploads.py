@@ -133,7 +133,9 @@ class UploadsChange(VersionsChange):
         if upload.document:
             check_id(upload.document)
         fate = None if origin is None else self._overtaken(upload.document, origin)
-        if upload.replaces is not None and not self._is_live(upload.replaces):
+        if upload.replaces is not None and not self._is_there(upload.replaces):
+            fate = UploadState.DELETED
+        if upload.copies is not None and not self._serves(upload.copies):
             fate = UploadState.DELETED
         if upload.document and not fate:
             self._end(self._live_of("document = ?", upload.document), UploadState.SUPERSEDED)
@@ -142,8 +144,13 @@ class UploadsChange(VersionsChange):
             self._end([(number, None)], fate)
         return number
 
-    def _is_live(self, number: int) -> bool:
-        return self._run(f"SELECT 1 FROM uploads WHERE row = ? AND {LIVE}", (number,)).fetchone() is not None
+    def _is_there(self, number: int) -> bool:
+        """Whether an upload is live, or its version serves."""
+        found = self._run(f"SELECT version, {LIVE} FROM uploads WHERE row = ?", (number,)).fetchone()
+        return found is not None and bool(found[1] or self._serves(found[0] or 0))
+
+    def _serves(self, version: int) -> bool:
+        return self._run("SELECT 1 FROM documents WHERE row = ? AND serving = 1", (version,)).fetchone() is not None
 
     def _overtaken(self, document: str, origin: int) -> UploadState | None:
         """How an upload ends whose document was put in later, which counts or still may, or was deleted; else None."""

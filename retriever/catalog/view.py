@@ -89,11 +89,19 @@ class CatalogView(ContextsView):
         ).fetchone()
         return found
 
-    def ages(self, allowed: FilterCondition) -> list[tuple[float, str]]:
-        """When each of the documents that fit came, and its id."""
+    def ages(self, allowed: FilterCondition) -> list[tuple[float, str, str]]:
+        """When each of the documents that fit came, its id and its collection."""
         return self._connection.execute(
-            f"SELECT created, id FROM documents WHERE serving = 1 AND label IN ({allowed.sql})", allowed.values
+            "SELECT d.created, d.id, l.collection FROM documents d JOIN labels l ON l.row = d.label "
+            f"WHERE d.serving = 1 AND d.label IN ({allowed.sql})",
+            allowed.values,
         ).fetchall()
+
+    def version(self, document: str) -> int | None:
+        """The number of the version that serves."""
+        found = self._connection.execute("SELECT row FROM documents WHERE id = ? AND serving = 1", (document,))
+        row = found.fetchone()
+        return row[0] if row else None
 
     def nbytes(self, allowed: FilterCondition) -> int:
         """How many bytes the texts of the passages that fit have."""

@@ -114,11 +114,17 @@ class UploadedFile:
 
 
 def accept(
-    by: Caller, drafts: Sequence[Draft], *, collection: str, replaced: Mapping[str, int] = _NOTHING
+    by: Caller,
+    drafts: Sequence[Draft],
+    *,
+    collection: str,
+    replaced: Mapping[str, int] = _NOTHING,
+    copied: Mapping[str, int] = _NOTHING,
 ) -> tuple[str, list[str]]:
     """Checks documents and hands them to the ingest. Returns the id of their job, and the ids of the documents.
 
-    Without a collection they wait for one. `replaced`: by a document's id, the upload whose content it has.
+    Without a collection they wait for one. `replaced`: by a document's id, the upload whose content it has; `copied`:
+    the version of another document.
     """
     most = by.core.settings.max_documents
     if len(drafts) > most:
@@ -130,7 +136,7 @@ def accept(
     with by.tenant.catalog.view() as view:
         kept = [replace(draft, id=by.writable(view, name, after=draft.metadata)) for name, draft in named]
     uploads = [
-        replace(upload_of(draft, collection), replaces=replaced.get(name))
+        replace(upload_of(draft, collection), replaces=replaced.get(name), copies=copied.get(name))
         for draft, (name, _) in zip(kept, named, strict=True)
     ]
     job = _handed_over(by, uploads, collection=collection)

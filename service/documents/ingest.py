@@ -117,7 +117,7 @@ class Ingest:
                 retry_after_s=RETRY_S,
             )
 
-    def withdraw(self, tenant: Tenant, upload: NewUpload, *, owner: str = "") -> None:
+    def withdraw(self, tenant: Tenant, document: str, *, upload: NewUpload, owner: str = "") -> None:
         """Takes a document out of its collection, and keeps in its place what it can be put in again from.
 
         Where it was deleted meanwhile, it stays so.
@@ -127,7 +127,7 @@ class Ingest:
             if removal != Removal():
                 change.accept(_new_job(owner), [upload])
 
-        tenant.delete([upload.document], instead=keep)
+        tenant.delete([document], instead=keep)
         self.wake(tenant.name)  # others may stand in another context now
 
     def cancel(self, tenant: Tenant, job: str) -> bool:

@@ -51,7 +51,7 @@ class FileList(ListBody):
 
 
 class FileDeleted(BaseModel):
-    """A file that was deleted, from its vector store too."""
+    """A file that was deleted, from all its vector stores too."""
 
     id: str
     object: Literal["file"] = "file"

@@ -20,7 +20,7 @@ from service.errors import Invalid
 from service.openai.file_bodies import FileDeleted, FileList, FileObject, Purpose
 from service.openai.list_pages import AtFile, page_of
 from service.openai.object_ids import FILES
-from service.openai.stored_files import LOST, StoredFile, draft_in, files_of, find_file, texts_of
+from service.openai.stored_files import LOST, StoredFile, draft_in, files_of, find_file, places_of, texts_of
 
 _PURPOSES: Final[tuple[Purpose, ...]] = get_args(Purpose)
 FILE_FORM: Final[dict[str, object]] = {
@@ -82,11 +82,18 @@ def get_file_content(by: By, file_id: str) -> PlainTextResponse:
 
 
 def delete_file(by: By, file_id: str) -> FileDeleted:
-    """Delete a file, from its vector store too."""
+    """Delete a file, from all its vector stores too."""
     with by.tenant.catalog.view() as view:
         draft_in(by, view, file=find_file(by, view, file_id=file_id))
-    delete_document(by, FILES.name_of(file_id) or "")
+    while documents := _there(by, file_id):  # again, as one may have been copied before it went
+        for each in documents:
+            delete_document(by, each)
     return FileDeleted(id=file_id)
+
+
+def _there(by: Caller, file_id: str) -> list[str]:
+    with by.tenant.catalog.view() as view:
+        return [each.document for each in places_of(by, view, file_id=file_id) if each.state not in LOST]
 
 
 def _kept(by: Caller, file: UploadedFile | None, *, others: Mapping[str, object]) -> FileObject:

@@ -2,11 +2,15 @@
 
 A file that is in no vector store yet is an upload without a collection: it is as safe as any other that was accepted,
 counts for the same quotas and is deleted as they are, while no search finds it and nothing is computed for it.
+In a second vector store it is a document of its own, whose id is made of the file's and the collection.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
+
+from blake3 import blake3
 
 from retriever.catalog.view import CatalogView
 from retriever.documents import DocumentPart, Draft, Json
@@ -23,9 +27,10 @@ LOST: Final = (UploadState.FAILED, UploadState.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file: one of `row` and `upload` is there."""
+    """A file in one of its places: one of `row` and `upload` is there. `document`: the id there, as the key has it."""
 
     id: str
+    document: str
     row: DocumentRow | None
     upload: QueuedUpload | None
 
@@ -63,26 +68,67 @@ def attributes_of(metadata: Mapping[str, object]) -> dict[str, Scalar]:
     return {name: value for name, value in metadata.items() if isinstance(value, str | int | float | bool)}
 
 
+def copy_id(document: str, collection: str) -> str:
+    """The id of a document's copy in another collection."""
+    return f"{document}~{blake3(json.dumps([document, collection]).encode()).hexdigest(8)}"
+
+
+def copied(document: str, collection: str) -> str:
+    """The id of what this document of a collection is a copy of; its own where it is none."""
+    found = document.rpartition("~")[0]
+    return found if copy_id(found, collection) == document else document
+
+
 def find_file(by: Caller, view: CatalogView, *, file_id: str) -> StoredFile:
-    """The file of this id. Raises NotFound for one that is not there, or not for this key."""
+    """The file of this id, in its first place. Raises NotFound for one that is not there, or not for this key."""
+    lost: StoredFile | None = None
+    for each in places_of(by, view, file_id=file_id):
+        if each.state not in LOST:
+            return each
+        lost = lost or each
+    if lost is None:
+        raise unknown("file", file_id)
+    return lost
+
+
+def file_in(by: Caller, view: CatalogView, *, file_id: str, collection: str) -> StoredFile | None:
+    """The file in its place in a collection, or on its way there."""
     document = FILES.name_of(file_id) or ""
+    places = (_place(by, view, file_id=file_id, document=each) for each in (document, copy_id(document, collection)))
+    return next((each for each in places if each and each.collection == collection), None)
+
+
+def places_of(by: Caller, view: CatalogView, *, file_id: str) -> Iterator[StoredFile]:
+    """The places of a file that are there for the key: that of its own id, then its copies."""
+    document = FILES.name_of(file_id) or ""
+    if own := _place(by, view, file_id=file_id, document=document):
+        yield own
+    for collection in view.collections():
+        if copy := _place(by, view, file_id=file_id, document=copy_id(document, collection.name)):
+            yield copy
+
+
+def _place(by: Caller, view: CatalogView, *, file_id: str, document: str) -> StoredFile | None:
     row = by.seen(view, document)
     upload = None if row else view.upload_of(by.name_of(view, document))
     if upload and not (by.owns(upload.job) and (upload.state.is_live or upload.state in LOST)):
         upload = None
-    if not (row or upload):
-        raise unknown("file", file_id)
-    return StoredFile(file_id, row, upload)
+    return StoredFile(file_id, document, row, upload) if row or upload else None
 
 
 def files_of(by: Caller, view: CatalogView, *, collection: str | None = None) -> dict[str, tuple[float, UploadState]]:
     """When each file came and how far it is, by its id: of one collection, or of all."""
     uploads = [each for each in view.unready(collection) if by.owns(each.job)]
-    found = {each.document: (each.created, each.state) for each in uploads}
-    found |= {
-        document: (created, UploadState.READY) for created, document in view.ages(by.allowed(collection=collection))
+    uploads.sort(key=lambda each: each.state.is_live)  # of several places of a file one that lives tells
+    told = [(each.document, each.collection, each.created, each.state) for each in uploads]
+    told += [
+        (document, place, created, UploadState.READY)
+        for created, document, place in view.ages(by.allowed(collection=collection))
+    ]
+    return {
+        FILES.id_of(copied(by.who.shown_id(document), place)): (created, state)
+        for document, place, created, state in told
     }
-    return {FILES.id_of(by.who.shown_id(document)): told for document, told in found.items()}
 
 
 def draft_in(by: Caller, view: CatalogView, *, file: StoredFile) -> Draft:

@@ -30,8 +30,8 @@ from service.openai.stored_files import (
     attributes_of,
     collection_for,
     draft_in,
+    file_in,
     files_of,
-    find_file,
     texts_of,
 )
 from service.openai.vector_store_bodies import ChunkSizes, FileCounts, TextContent, TextPage
@@ -58,7 +58,8 @@ def list_vector_store_files(by: By, vector_store_id: str, *, at: At, status: Sta
         told = files_of(by, view, collection=name)
         listed = [(came, each) for each, (came, state) in told.items() if status in (None, _status(state))]
         page = page_of(listed, at)
-        shown = [_shown(by, view, file=find_file(by, view, file_id=each)) for each in page.ids]
+        found = (file_in(by, view, file_id=each, collection=name) for each in page.ids)
+        shown = [_shown(by, view, file=each) for each in found if each]
     return rendered(VectorStoreFileList, page, data=shown)
 
 
@@ -117,8 +118,9 @@ def get_file_batch(by: By, vector_store_id: str, *, batch_id: str) -> VectorStor
 
 
 def _file_in(by: Caller, view: CatalogView, *, vector_store_id: str, file_id: str) -> StoredFile:
-    file = find_file(by, view, file_id=file_id)
-    if file.collection != VECTOR_STORES.name_of(vector_store_id):
+    name = VECTOR_STORES.name_of(vector_store_id)
+    file = file_in(by, view, file_id=file_id, collection=name) if name else None
+    if file is None:
         raise unknown("file", file_id)
     return file
 

@@ -16,11 +16,11 @@ from service.api.rendering import SourceOut, rendered
 from service.api.search import SearchRequest, search
 from service.documents.collection_rules import sees_collection
 from service.errors import Conflict, Invalid
-from service.openai.attached_files import attach_files, check_place
+from service.openai.attached_files import attach_files, file_for
 from service.openai.file_bodies import AttachedFile
 from service.openai.list_pages import At, page_of
 from service.openai.object_ids import FILES, VECTOR_STORES
-from service.openai.stored_files import attributes_of, collection_for, find_file
+from service.openai.stored_files import attributes_of, collection_for, copied
 from service.openai.vector_store_bodies import (
     Chunking,
     FileCounts,
@@ -49,7 +49,7 @@ def create_vector_store(by: By, wanted: NewVectorStore) -> VectorStore:
                 "use it, or take another name"
             )
         for each in wanted.file_ids:
-            check_place(find_file(by, view, file_id=each), name)
+            file_for(by, view, file_id=each, collection=name)
     tokens = (
         by.core.settings.chunk_tokens if wanted.chunking_strategy is None else _tokens(by, wanted.chunking_strategy)
     )
@@ -104,7 +104,7 @@ async def search_vector_store(by: By, vector_store_id: str, *, wanted: VectorSto
         for hit in (await search(by, SearchRequest.model_validate({**asked, "query": query}))).hits
     ]
     best = {hit.chunk_id: hit for hit in sorted(hits, key=lambda each: each.score)}
-    found = [_found(each) for each in sorted(best.values(), key=lambda each: -each.score)]
+    found = [_found(each, name) for each in sorted(best.values(), key=lambda each: -each.score)]
     least = wanted.ranking_options and wanted.ranking_options.score_threshold
     within = [each for each in found[: wanted.max_num_results] if least is None or each.score >= least]
     return FoundPage(search_query=queries, data=within)
@@ -115,10 +115,11 @@ def _seen(by: Caller, vector_store_id: str) -> Collection:
         return collection_for(by, view, vector_store_id=vector_store_id)
 
 
-def _found(hit: SourceOut) -> FoundPassage:
+def _found(hit: SourceOut, collection: str) -> FoundPassage:
+    document = copied(hit.document_id, collection)
     return FoundPassage(
-        file_id=FILES.id_of(hit.document_id),
-        filename=hit.title or hit.document_id,
+        file_id=FILES.id_of(document),
+        filename=hit.title or document,
         score=hit.score,
         attributes=attributes_of(hit.metadata),
         content=[TextContent(text=hit.text)],

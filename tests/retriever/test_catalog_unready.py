@@ -34,6 +34,32 @@ class UnreadyContract(Contract):
         with catalog.view() as view:
             assert view.content(late.number) is view.content(waiting.number) is None and view.unready() == []
 
+    def test_a_copy_ends_as_deleted_where_what_it_was_read_from_serves_no_more(self, catalog: Catalog) -> None:
+        for number, end in enumerate(("stays", "deleted", "replaced")):
+            put(catalog, document("a", "x"), collection="c")
+            with catalog.view() as view:
+                version = view.version("a")
+            if end != "stays":
+                deleted(catalog, "a")
+            if end == "replaced":
+                put(catalog, document("a", "x"), collection="c")
+            [copy] = accepted(catalog, replace(new(f"b{number}", collection="d"), copies=version))
+            assert (copy.state is UploadState.DELETED) == (end != "stays")
+        with catalog.view() as view:
+            assert view.version("never") is None
+
+    def test_a_copy_of_what_waits_is_one_of_what_it_became(self, catalog: Catalog) -> None:
+        [upload] = accepted(catalog, new("a"))
+        with catalog.change() as change:
+            version = change.stage(document("a", "x"), collection="c")
+            change.serve(version)
+            assert change.advance(replace(upload, state=UploadState.READY, version=version))
+        [copy] = accepted(catalog, replace(new("b", collection="d"), replaces=upload.number))
+        assert copy.state is UploadState.WAITING
+        deleted(catalog, "a")
+        [late] = accepted(catalog, replace(new("c", collection="d"), replaces=upload.number))
+        assert late.state is UploadState.DELETED
+
     def test_what_does_not_serve_is_told_once_by_the_upload_that_counts(self, catalog: Catalog) -> None:
         put(catalog, document("serves", "x"), collection="c")
         ends = {"failed": UploadState.FAILED, "cancelled": UploadState.CANCELLED, "gone": UploadState.DELETED}

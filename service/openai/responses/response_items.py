@@ -20,7 +20,7 @@ from service.openai.responses.response_bodies import (
     OutputText,
     StreamEvent,
 )
-from service.openai.stored_files import attributes_of
+from service.openai.stored_files import attributes_of, copied
 
 
 class EventNumbers:
@@ -61,16 +61,20 @@ class SearchItem:
 
     def _found(self, sources: Sequence[Source]) -> list[FoundText]:
         """What it found, best first."""
-        return [
-            FoundText(
-                file_id=FILES.id_of(each.document_id),
-                filename=each.title or each.document_id,
-                score=each.score,
-                attributes=attributes_of(each.passage.metadata),
-                text=each.text,
-            )
+        found = [
+            (each, copied(each.document_id, each.passage.collection), each.passage)
             for each in sorted(sources, key=lambda source: -source.score)
             if each.passage and each.passage.collection in self.lookup.collections
+        ]
+        return [
+            FoundText(
+                file_id=FILES.id_of(document),
+                filename=each.title or document,
+                score=each.score,
+                attributes=attributes_of(passage.metadata),
+                text=each.text,
+            )
+            for each, document, passage in found
         ]
 
 
