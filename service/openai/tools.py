@@ -1,8 +1,8 @@
 """Tools, and messages that call them, as OpenAI has them. Knows no answer."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, cast, get_args
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
 from service.api.fields import Strict
 
@@ -55,4 +55,32 @@ class ToolCall(Strict):
     index: object = Field(None, exclude=True, description="Accepted and not used")  # of a stream's pieces
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ChoiceWord = Literal["none", "auto", "required"]
+WORD: Final = Tag("type[None]")  # of what has no type
+
+
+def kind_tag(given: object) -> str:
+    """The tag of an item or a tool by its type; messages may leave it out. Errors do not name it."""
+    named = cast(dict[str, object], given) if isinstance(given, dict) else {"type": getattr(given, "type", None)}
+    return f"type[{named.get('type', 'message')}]"
+
+
+def choice_of(*kinds: str) -> BeforeValidator:
+    """A check that a choice is a word, or a tool of one of these kinds. Others get a sentence of their own."""
+    words = get_args(ChoiceWord)
+
+    def check(given: object) -> object:
+        kind = cast(dict[str, object], given).get("type") if isinstance(given, dict) else getattr(given, "type", given)
+        if kind not in (kinds if kind is not given else words):
+            said = f"{', '.join(words)}, or a tool of the type {' or '.join(kinds)}"
+            raise ValueError(f"what is chosen is {said}, got {str(kind)[:40]!r}: take one of these")
+        return cast(object, given)
+
+    return BeforeValidator(check)
+
+
+ToolChoice = Annotated[
+    Annotated[ChoiceWord, WORD] | Annotated[NamedTool, Tag("type[function]")],
+    Discriminator(kind_tag),
+    choice_of("function"),
+]

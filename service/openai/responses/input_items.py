@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, StringCon
 
 from service.api.fields import Strict
 from service.openai.request import Unused, texts_of
-from service.openai.tools import CalledFunction
+from service.openai.tools import CalledFunction, kind_tag
 
 MOST_ITEMS: Final = 1000
 
@@ -78,12 +78,6 @@ class PastSearch(BaseModel):
     """A search of an answer before, which is not read: each answer searches anew."""
 
     type: Literal["file_search_call"]
-
-
-def kind_tag(given: object) -> str:
-    """The tag of an item or a tool by its type; messages may leave it out. Errors do not name it."""
-    named = cast(dict[str, object], given) if isinstance(given, dict) else {"type": getattr(given, "type", None)}
-    return f"type[{named.get('type', 'message')}]"
 
 
 def _joined(texts: str | list[InputText]) -> str:

@@ -7,8 +7,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from service.api.fields import Strict
 from service.openai.request import Unused
 from service.openai.responses.file_search import FileSearch
-from service.openai.responses.input_items import kind_tag
-from service.openai.tools import MOST_TOOLS, Function, NamedFunction
+from service.openai.tools import MOST_TOOLS, WORD, ChoiceWord, Function, NamedFunction, choice_of, kind_tag
 
 
 class FlatFunction(Function):
@@ -66,4 +65,10 @@ Tools = Annotated[
     ),
     BeforeValidator(_served),
 ]
-Choice = Literal["none", "auto", "required"] | ChosenSearch | ChosenFunction
+Choice = Annotated[
+    Annotated[ChoiceWord, WORD]
+    | Annotated[ChosenSearch, Tag("type[file_search]")]
+    | Annotated[ChosenFunction, Tag("type[function]")],
+    Discriminator(kind_tag),
+    choice_of("function", "file_search"),
+]

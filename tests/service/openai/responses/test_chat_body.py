@@ -219,6 +219,8 @@ def test_null_is_the_same_as_nothing() -> None:
             "weigh here as in every search",
         ),
         ({"tool_choice": "required"}, "tool_choice", "no tools to choose of"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice", "function or file_search, got 'web_search'"),
+        ({"tool_choice": {"type": "function", "name": "!"}}, "tool_choice.name", "should match pattern"),
         ({"tools": [SEARCH], "tool_choice": "none", "input": [{"type": "file_search_call"}]}, "input", "at least 1"),
         ({"prompt": {"id": "p"}}, "prompt", "as instructions"),
         ({"include": ["everything"]}, "include[0]", "output_text.logprobs"),
