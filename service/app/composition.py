@@ -28,7 +28,7 @@ from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
 from service.documents.checked_model import checked_model
-from service.documents.libraries import Libraries
+from service.documents.libraries import Libraries, without_folders
 from service.documents.tenants import Tenants
 from service.documents.turn_taking import TurnTaking
 from service.model.codec_check import check_codec
@@ -191,7 +191,7 @@ def _libraries(settings: Settings, truth: Truth, *, embedder: Embedder | None, e
     """What opens the libraries of tenants, with the embedder where it is there. Indexes are files of this machine."""
     source, reranker = embedder_source(settings), _reranker(settings)
     if _comes_late(settings):
-        embedders = Embedders(lacks=f"the embedder {source} is being loaded", is_awaited=True)
+        embedders = Embedders(lacks=f"the embedder {without_folders(source)} is being loaded", is_awaited=True)
     elif embedder:
         embedders = Embedders(TurnTaking(embedder, engine) if source else embedder)
     else:

@@ -3,6 +3,7 @@ until it is there, and those whose vectors still serve."""
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,14 @@ log = logging.getLogger(__name__)
 
 FIRST_S, MOST_S = 5.0, 300.0  # until an embedder is tried again; each time twice as long
 
+_FOLDERS = re.compile(r"(?<![\w:/])(?:~|\.{1,2})?/(?:[^\s/'\"]+/)*(?=[^\s/'\"])")  # of a path, and of no address
+
 Serving = Callable[[], Iterable[str]]  # tells the names of embedders whose vectors are searched
+
+
+def without_folders(text: str) -> str:
+    """A sentence for whoever asks: what is loaded from a folder goes by the folder's own name."""
+    return _FOLDERS.sub("", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,8 @@ class Libraries:
         try:
             embedders.wanted = embedders.wanted or self.load(self.source)
         except (SettingsError, EmbeddingError) as error:
-            embedders.lacks = str(error)
-            return embedders.lacks
+            embedders.lacks = without_folders(str(error))
+            return str(error)
         embedders.is_awaited = False
         sources = self._sources()
         if sources.get(embedders.wanted.name) != self.source and self.kept.parent.is_dir():

