@@ -2,11 +2,14 @@
 
 import ipaddress
 import socket
+import ssl
 import time
 from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 
 import httpx
+
+from service.settings import SettingsError
 
 AGENT = "kvweave"
 MAX_PAGE_BYTES = 64 << 20
@@ -46,7 +49,8 @@ class WebClient:
 
     def __init__(self, *, allow_private: bool = False) -> None:
         self._allow_private = allow_private
-        self._client = httpx.Client(trust_env=False, timeout=_PATIENCE_S, headers={"User-Agent": AGENT})
+        trusted, headers = _authorities(), {"User-Agent": AGENT}
+        self._client = httpx.Client(verify=trusted, trust_env=False, timeout=_PATIENCE_S, headers=headers)
 
     def get(self, url: str, most: int = MAX_PAGE_BYTES) -> Fetched:
         """The content of a page of at most so many bytes. Raises Unfetched."""
@@ -103,6 +107,14 @@ class WebClient:
                     f"{host} is at {address}, which is no public address: add --allow-private if it is meant"
                 )
         return addresses[0]
+
+
+def _authorities() -> ssl.SSLContext:
+    """Whose certificates hold: of the environment's SSL_CERT_FILE or SSL_CERT_DIR, else of certifi."""
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        raise SettingsError(f"SSL_CERT_FILE names no file of certificates ({error}): mend it, or unset it") from None
 
 
 def _is_public(address: Address) -> bool:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from service.documents.web_client import Unfetched, WebClient
+from service.settings import SettingsError
 
 NAME = "pages.example"
 
@@ -41,8 +42,17 @@ def certificate(name: str, folder: Path) -> Path:
 
 
 @pytest.fixture(params=[NAME, "another.example"])
-def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The page's address at a server with the certificate of this name, which is trusted; any name leads there."""
+def name(request: pytest.FixtureRequest) -> str:
+    """Whose certificate the server has."""
+    return request.param
+
+
+@pytest.fixture(params=["", "SSL_CERT_FILE"])
+def site(name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The page's address at a server with the certificate of this name; any name leads there.
+
+    The certificate is trusted as one of certifi's, or of what this variable of the environment names.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -54,8 +64,13 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
         def log_message(self, *_: object) -> None: ...
 
-    file = certificate(request.param, tmp_path)
-    monkeypatch.setattr(certifi, "where", lambda: str(file))
+    file = certificate(name, tmp_path)
+    for variable in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    if request.param:
+        monkeypatch.setenv(request.param, str(file))
+    else:
+        monkeypatch.setattr(certifi, "where", lambda: str(file))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(file)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -69,9 +84,15 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         thread.join()
 
 
-def test_a_page_comes_where_the_certificate_is_of_its_name(site: str, request: pytest.FixtureRequest) -> None:
+def test_authorities_that_are_not_there_are_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
+    with pytest.raises(SettingsError, match=r"SSL_CERT_FILE names no file of certificates .*: mend it, or unset it"):
+        WebClient()
+
+
+def test_a_page_comes_where_the_certificate_is_of_its_name(site: str, name: str) -> None:
     client = WebClient(allow_private=True)
-    if NAME in request.node.name:
+    if name == NAME:
         assert client.get(site).content.decode() == site.removeprefix("https://").rstrip("/")
     else:
         with pytest.raises(Unfetched, match="certificate"):
