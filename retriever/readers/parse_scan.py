@@ -13,7 +13,8 @@ from typing import Protocol, cast
 
 from numpy import uint8
 from numpy.typing import NDArray
-from pypdfium2 import PdfBitmap, PdfDocument, PdfiumError, PdfPage
+from pypdfium2 import PdfBitmap, PdfDocument, PdfImage, PdfiumError, PdfPage
+from pypdfium2.raw import FPDF_PAGEOBJ_IMAGE
 from rapidocr import RapidOCR
 
 from retriever.readers.serve import Findings, clean
@@ -22,6 +23,7 @@ _Picture = NDArray[uint8]
 SCAN_CPU_S, SCAN_WALL_S = 90.0, 220.0  # less than a parser has
 _DOTS = 150 / 72  # pixels a point
 _SIDE = 2000  # pixels at most
+WHITE = 255
 _SETTINGS = {
     "EngineConfig.onnxruntime.intra_op_num_threads": 1,
     "EngineConfig.onnxruntime.inter_op_num_threads": 1,
@@ -67,14 +69,24 @@ def _pages(document: PdfDocument) -> Iterator[tuple[int, str]]:
 
 
 def _scan(page: PdfPage) -> str:
-    """What a page that is a picture shows, in lines and paragraphs; nothing for one of one colour."""
+    """What a page that is a picture shows, in lines and paragraphs; nothing for one of one colour.
+
+    Raises PdfiumError where nothing is read and a picture is damaged.
+    """
     scale = min(_DOTS, _SIDE / max(*page.get_size(), 1.0))
-    bitmap = cast(PdfBitmap, page.render(scale=scale))
-    picture = cast(_Picture, bitmap.to_numpy())
-    if picture.min() == picture.max():
-        return ""
-    lines = _recognizer()(picture)
-    return lines.to_markdown() if len(lines) else ""
+    picture = _pixels(cast(PdfBitmap, page.render(scale=scale)))
+    lines = () if picture.min() == picture.max() else _recognizer()(picture)
+    if len(lines):
+        return cast(_Lines, lines).to_markdown()
+    for image in cast(Iterator[PdfImage], page.get_objects([FPDF_PAGEOBJ_IMAGE])):
+        pixels = _pixels(image.get_bitmap())
+        if pixels.min() == pixels.max() < WHITE:
+            raise PdfiumError("a picture is of one shade: it is damaged")
+    return ""
+
+
+def _pixels(bitmap: PdfBitmap) -> _Picture:
+    return cast(_Picture, bitmap.to_numpy())
 
 
 @cache

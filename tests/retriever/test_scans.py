@@ -45,6 +45,16 @@ def test_a_scan_among_pages_of_text_is_read_where_it_stands() -> None:
     assert draft.pages == tuple(PageStart(number, draft.text.index(text)) for number, text in starts)
 
 
+def test_a_damaged_picture_that_is_drawn_as_nothing_is_named_and_an_empty_page_is_not() -> None:
+    content = scanned("First.", picture(LETTER), None)
+    start = content.index(b"stream", content.index(b"/Subtype /Image")) + len(b"stream\n")
+    end = content.index(b"endstream", start)
+    reading = read("a.pdf", content[:start] + bytes(end - start) + content[end:])
+    assert [draft.text for draft in reading.drafts] == ["First."]
+    [problem] = reading.problems
+    assert problem.reason.startswith("page 2 of 3 has no text: it cannot be drawn")
+
+
 def test_what_time_did_not_reach_is_told_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parse_scan, "SCAN_CPU_S", 0)
     found = parse_scan.parse(scanned("First.", picture(LETTER)))
