@@ -59,6 +59,10 @@ class Embedder(Protocol):
         """(dim,) float32. Raises EmbeddingError."""
         ...
 
+    def tokens(self, texts: Sequence[str]) -> int | None:
+        """How many tokens of passages it reads; None where its server alone knows. Raises EmbeddingError."""
+        ...
+
 
 class Reranker(Protocol):
     """Scores how well texts answer a question. May be called from any thread."""
@@ -123,6 +127,9 @@ class EmbedderAround:
 
     def query(self, text: str) -> Vector:
         return self._embedder.query(text)
+
+    def tokens(self, texts: Sequence[str]) -> int | None:
+        return self._embedder.tokens(texts)
 
 
 class _Cached(EmbedderAround):

@@ -9,7 +9,7 @@ the model's window is cut off there.
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -80,6 +80,11 @@ class Encoder:
 
     def query(self, text: str) -> Vector:
         return unit(self._encoded(self._model.encode_query, checked([text])), "the encoder")[0]
+
+    def tokens(self, texts: Sequence[str]) -> int:
+        read = cast(Mapping[str, Tensor], self._model.preprocess(checked(texts)))
+        mask = read.get("attention_mask")
+        return read["input_ids"].numel() if mask is None else int(mask.sum())
 
     def _encoded(self, encode: Callable[..., object], texts: list[str]) -> Vectors:
         try:

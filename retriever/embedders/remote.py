@@ -214,6 +214,9 @@ class RemoteEmbedder:
     def query(self, text: str) -> Vector:
         return self._embed(checked([text]))[0]
 
+    def tokens(self, texts: Sequence[str]) -> None:
+        return None
+
     def _embed(self, texts: list[str]) -> Vectors:
         if not texts:
             return np.empty((0, self.dim), np.float32)

@@ -16,7 +16,8 @@ LONGEST = 256  # parts of one tenant that wait
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedPart:
-    """The vectors of some consecutive texts, and how many tokens the served model's tokenizer counts in these."""
+    """The vectors of some consecutive texts, and how many tokens the embedder reads of these; those of the served model
+    where the embedder cannot tell."""
 
     vectors: Vectors
     tokens: int
@@ -51,4 +52,7 @@ class TextVectors:
             yield await self._turns.run(tenant, lambda some=some: self._embedded(embedder, some))
 
     def _embedded(self, embedder: Embedder, texts: Sequence[str]) -> EmbeddedPart:
-        return EmbeddedPart(embedder.passages(texts), sum(len(self._tokenizer.encode_text(each)) for each in texts))
+        vectors, tokens = embedder.passages(texts), embedder.tokens(texts)
+        if tokens is None:
+            tokens = sum(len(self._tokenizer.encode_text(each)) for each in texts)
+        return EmbeddedPart(vectors, tokens)

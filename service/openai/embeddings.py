@@ -58,7 +58,7 @@ class Embedding(BaseModel):
 
 
 class EmbeddingUsage(BaseModel):
-    """What was read, in tokens of the model that answers."""
+    """What was read, in tokens of the embedder; of the model that answers where a server embeds."""
 
     prompt_tokens: int
     total_tokens: int

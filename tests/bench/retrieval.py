@@ -76,6 +76,9 @@ class Oracle:
     def query(self, text: str) -> Vectors:
         return self.vector
 
+    def tokens(self, texts: Sequence[str]) -> None:
+        return None
+
 
 def fill(catalog: Catalog, world: World, *, documents: range, batch: int = 20) -> None:
     """So many documents, a batch in each transaction."""

@@ -39,6 +39,9 @@ class WordEmbedder:
         [known] = checked([text])
         return self._vector(known)
 
+    def tokens(self, texts: Sequence[str]) -> int:
+        return sum(len(text.split()) for text in texts)
+
     def _vector(self, text: str) -> Vector:
         if self.refused and self.refused in text:
             raise EmbeddingError(f"the text has {self.refused!r} in it", temporary=True)

@@ -343,6 +343,9 @@ class Counting:
             raise EmbeddingError("once", temporary=True)
         return self.passages([text])[0]
 
+    def tokens(self, texts: Sequence[str]) -> int:
+        return len(texts)
+
 
 def test_a_cache_asks_once_and_forgets_the_query_that_was_not_asked_for_longest(
     monkeypatch: pytest.MonkeyPatch,

