@@ -9,10 +9,10 @@ from pydantic import BaseModel, Field
 
 from retriever.catalog.view import CatalogView
 from retriever.types import Collection, FillerPassage
-from service.api.caller import By, Caller, unknown
+from service.api.caller import By, Caller
 from service.api.fields import ChunkId, CollectionName, Strict, Whole
 from service.api.rendering import rendered
-from service.documents.collection_rules import CollectionRules, check_collection
+from service.documents.collection_rules import CollectionRules, no_collection
 from service.documents.fillers import choose
 from service.documents.tenants import SWEEP_S
 from service.errors import Conflict
@@ -110,9 +110,7 @@ def get_collection(by: By, name: CollectionName) -> CollectionOut:
         collection = view.collection(name)
         shown = collection and _shown(by, view, collection=collection)
         if not shown:
-            check_collection(view, name, bound=by.who.bound)
-    if not shown:
-        raise unknown("collection", name)
+            raise no_collection(view, name, bound=by.who.bound)
     return shown
 
 
@@ -155,8 +153,7 @@ def delete_collection(by: By, name: CollectionName) -> CollectionDeleted:
     tenant = by.tenant
     with tenant.catalog.view() as view:
         if view.collection(name) is None:
-            check_collection(view, name, bound=None)
-            raise unknown("collection", name)
+            raise no_collection(view, name, bound=None)
         documents = view.count(by.allowed(collection=name))
     removed = tenant.delete_collection(name)
     return CollectionDeleted(

@@ -63,13 +63,17 @@ def rules_of(view: CatalogView, name: str) -> CollectionRules:
 
 
 def check_collection(view: CatalogView, name: str, *, bound: Json | None) -> None:
-    """Raise NotFound, with the name that was meant, for a collection that is not there for a key with this filter."""
-    if name == DEFAULT_COLLECTION or sees_collection(view, name, bound=bound):
-        return
+    """Raise NotFound for a collection that is not there for a key with this filter."""
+    if name != DEFAULT_COLLECTION and not sees_collection(view, name, bound=bound):
+        raise no_collection(view, name, bound=bound)
+
+
+def no_collection(view: CatalogView, name: str, *, bound: Json | None) -> NotFound:
+    """The error for a collection that is not there for a key with this filter, with the name that was meant."""
     names = (each.name for each in view.collections())
     near = get_close_matches(name, [each for each in names if sees_collection(view, each, bound=bound)], n=1)
     remedy = f"did you mean {near[0]!r}?" if near else "GET /v1/collections lists all that there are for this key"
-    raise NotFound(f"there is no collection {name[:80]!r}: {remedy}")
+    return NotFound(f"there is no collection {name[:80]!r}: {remedy}")
 
 
 def sees_collection(view: CatalogView, name: str, *, bound: Json | None) -> bool:

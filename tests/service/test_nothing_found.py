@@ -47,6 +47,12 @@ def test_a_collection_that_refuses_answers_no_question_that_it_has_no_passage_fo
     good(asked(client, QUESTIONS[0], "strict"))
 
 
+def test_a_collection_that_is_not_there_is_told_in_one_sentence(client: httpx.Client) -> None:
+    for name, remedy in (("default", "GET /v1/collections lists all"), ("leters", "did you mean 'letters'?")):
+        got, deleted = (act(f"/v1/collections/{name}").json()["detail"] for act in (client.get, client.delete))
+        assert got == deleted and got.startswith(f"there is no collection '{name}': {remedy}")
+
+
 def test_the_floor_is_the_collections_own_where_it_has_one(client: httpx.Client) -> None:
     good(client.put("/v1/collections/letters", json={"floor": 0.99}))
     relevance = good(asked(client, QUESTIONS[0] + " Surely?", "letters"))["report"]["relevance"]
