@@ -11,37 +11,27 @@ more than 1.3. The last line counts the rows that are not.
 
 import argparse
 import asyncio
-import gc
 import itertools
 import json
-import random
 import time
 from collections.abc import Generator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
-from blend.engine.sampling import Sampling
-from blend.fuse.fuse import BlendOrder
 from retriever.documents import chunk_id
-from service.access.principal import DEFAULT_TENANT, OPEN
-from service.answers.answer_request import AnswerRequest, Turn
-from service.answers.events import Finished
-from service.app import composition
 from service.app.core import Core
-from service.app.workspace import open_workspace
-from service.documents.corpus_listing import files
-from service.documents.precompute import Precompute
-from service.reports import Report
 from service.settings import Settings
 from store.blob_store import BlobStore
 from store.errors import Miss
 from store.key import CacheKey
 from store.reader import BlobReader
+from tests.bench.in_process import READ, first_token, made_up, precompute, serving
 from tests.bench.models import random_model
 
 TAUGHT, ROUNDS, MOST_ROUNDS = 3, 9, 60
@@ -50,7 +40,6 @@ CELLS = "50/1,100/2,200/1,200/5,500/2,500/12,1000/4,1000/25,2000/8,2000/50,4000/
 SPEEDS = "1,10,100,1000,10000"
 MB = 1e6
 LEAST_SLEEP_S = 1e-3
-READ = BlendOrder("full", 0.0)
 WAYS = ("full", "blend", "chosen")
 TURNS = [*itertools.permutations(WAYS)]  # none always comes behind the same other
 
@@ -100,32 +89,6 @@ class Cell:
     chunks: int
 
 
-def made_up(core: Core, tokens: int, *, number: int) -> str:
-    """A text of about so many tokens that no other begins like."""
-    rng, words = random.Random(f"{tokens}/{number}"), list[str]()
-    pool = ["the", "river", "tower", "keeper", "stone", "of", "a", "garden", "and", "bridge", "north", "lamp", "old"]
-    counted = core.model.prompt_builder.tokenizer.encode_text
-    while len(counted(" ".join(words))) < tokens:
-        words += rng.choices(pool, k=max(1, (tokens - len(counted(" ".join(words)))) // 2))
-    return " ".join(words)
-
-
-async def first_token(core: Core, chunk_ids: Sequence[str], order: BlendOrder | None) -> tuple[float, Report]:
-    ask = AnswerRequest(
-        OPEN,
-        (Turn("user", "Which of them is the oldest?"),),
-        chunk_ids=tuple(chunk_ids),
-        order=order,
-        sampling=Sampling(max_tokens=1, ignore_eos=True),
-        asks=True,
-    )
-    async with aclosing(core.pipeline.answer(ask)) as events:
-        async for event in events:
-            if isinstance(event, Finished):
-                return event.report.timings_ms["first_token"], event.report
-    raise AssertionError("no end")
-
-
 async def row(core: Core, cell: Cell, chunk_ids: Sequence[str], *, shortest: Sequence[str]) -> dict[str, Any]:
     orders = {"full": READ, "blend": core.order, "chosen": None}
     found: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -151,37 +114,19 @@ async def row(core: Core, cell: Cell, chunk_ids: Sequence[str], *, shortest: Seq
     return {"tokens": cell.tokens, "chunks": cell.chunks, **ms, "chose": counts, "ok": is_ok}
 
 
-@contextmanager
-def serving(settings: Settings, link: Link) -> Generator[Core]:
-    whole = composition.compose_store
-    composition.compose_store = lambda each: slow(whole(each), link)
-    core = composition.compose_core(settings)
-    try:
-        core.wait()
-        assert not core.failed.is_set(), core.not_ready()
-        gc.collect()
-        gc.freeze()  # as `kvweave serve` does
-        yield core
-    finally:
-        core.close()
-        composition.compose_store = whole
-
-
 def measure(folder: Path, cells: Sequence[Cell], *, speeds: Sequence[float], model: str, threads: int) -> None:
     settings = Settings(data=folder / "data", store=f"lmdb://{folder}/store", model=model, auth=False, threads=threads)
     link = Link()
-    with serving(settings, link) as core:
+    behind = partial(slow, link=link)
+    with serving(settings, behind) as core:
         cells = [cell for cell in cells if cell.tokens + 100 < core.window]
         texts = {
             cell: [made_up(core, cell.tokens // cell.chunks, number=at) for at in range(cell.chunks)] for cell in cells
         }
-    for at, text in enumerate({text for each in texts.values() for text in each}):
-        (folder / f"{at}.txt").write_text(text, "utf-8")
-    with open_workspace(settings, DEFAULT_TENANT, chunk_tokens=4096) as target:
-        Precompute(target).run(files([str(folder / "*.txt")]), on_progress=lambda _: None)
+    precompute(settings, folder, texts=[*{text: None for each in texts.values() for text in each}])
     ids = {cell: [chunk_id(text) for text in each] for cell, each in texts.items()}
     shortest, bad = ids[min(cells, key=lambda cell: cell.tokens)], 0
-    with serving(settings, link) as core, asyncio.Runner() as runner:
+    with serving(settings, behind) as core, asyncio.Runner() as runner:
         print(json.dumps({"model": model, "policy": core.order.policy, "speeds": str(core.model.speeds)}), flush=True)
         for speed in speeds:
             link.bytes_per_s = speed * MB

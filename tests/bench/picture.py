@@ -8,11 +8,17 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.typing import RcKeyType
 
 from tests.architecture import ROOT
 
 FOLDER = ROOT / "docs" / "pictures"
-STYLE = {"svg.hashsalt": "kvweave", "svg.fonttype": "none", "font.size": 9.0, "font.family": "sans-serif"}
+STYLE: dict[RcKeyType, str | float] = {
+    "svg.hashsalt": "kvweave",
+    "svg.fonttype": "none",
+    "font.size": 9.0,
+    "font.family": "sans-serif",
+}
 MARKS = "osD^vP*X"
 WIDE, HIGH = 5.2, 3.4  # inches of a panel
 

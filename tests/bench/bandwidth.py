@@ -1,0 +1,234 @@
+"""Measures the first token over the bandwidth of the store: `python -m tests.bench.bandwidth` ends in a picture.
+
+The picture is CacheGen's: a context comes as text, which is computed, or as records, which are loaded. A service in
+this process, a model of `--shape` with random weights, `--chunks` chunks of 256 tokens in an object store behind a link
+of so many MB/s (tests/bench/link.py). `text` is full prefill; `lossless`, `q8` and `q4` are the operating point with
+records in that codec, whatever they take; `auto` is what the service chooses, with records in q4, after `TAUGHT`
+prompts over that link. The ways are asked in turn, `--rounds` times, a way no longer than `MOST_S` at one speed. The
+bandwidth is also told in parts of what brings a token's 16-bit numbers as quickly as full prefill computes one, so that
+machines compare. Then the link jumps between two speeds, the same times for each way: a deadline is missed where the
+first token takes longer than `LATE` times full prefill's middle.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from transformers import AutoConfig
+
+from blend.fuse.fuse import BlendOrder
+from retriever.documents import chunk_id
+from service.app.core import Core
+from service.reports import Report
+from service.settings import Settings
+from tests.bench.in_process import READ, first_token, made_up, precompute, serving
+from tests.bench.link import MB, Link, behind
+from tests.bench.models import random_model
+from tests.bench.picture import FOLDER, Line, Panel, draw
+
+CHUNK = 256  # tokens
+CODECS = ("lossless", "q8", "q4")
+AUTO, TEXT, SERVED = "auto", "text", "q4"
+SPEEDS = "1,3,10,30,100,300,1000"
+TAUGHT, MOST_S = 8, 15.0
+JUMPS, HELD_S, LATE = (1.0, 100.0), 6.0, 1.2
+
+
+@dataclass(slots=True)
+class Asked:
+    """The answers of one way over one link."""
+
+    ms: list[float] = field(default_factory=list[float])
+    reports: list[Report] = field(default_factory=list[Report])
+
+    @property
+    def middle_ms(self) -> float:
+        return statistics.median(self.ms)
+
+    @property
+    def chosen(self) -> str:
+        """Policies, with how often, their ratios where they blend, and how many of these were hidden by loading."""
+        counts = Counter(each.policy.partition("/")[0] for each in self.reports)
+        blended = [each for each in self.reports if each.policy not in ("full", "prefix")]
+        hidden = sum("hidden by loading" in note for each in blended for note in each.notes)
+        ratios = f", ratio {min(each.ratio for each in blended):.2f} to {max(each.ratio for each in blended):.2f}"
+        return f"{', '.join(f'{name} {count}' for name, count in counts.items())}" + (
+            f"{ratios}, hidden {hidden}" if blended else ""
+        )
+
+    @property
+    def loaded(self) -> float:
+        """How many chunks of an answer came from records, on average."""
+        return statistics.mean(sum(chunk.bytes > 0 for chunk in each.chunks) for each in self.reports)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Chunks that are stored in one codec, in a service."""
+
+    core: Core
+    chunks: Sequence[str]
+
+    def ways(self, codec: str) -> dict[str, BlendOrder | None]:
+        ways: dict[str, BlendOrder | None] = {TEXT: READ, codec: self.core.order}
+        return {**ways, AUTO: None} if codec == SERVED else ways
+
+    def ask(self, runner: asyncio.Runner, order: BlendOrder | None, *, to: Asked | None = None) -> None:
+        ms, report = runner.run(first_token(self.core, self.chunks, order))
+        if to is not None:
+            to.ms.append(ms)
+            to.reports.append(report)
+
+
+def over_speeds(
+    records: Records, codec: str, *, link: Link, runner: asyncio.Runner, options: argparse.Namespace
+) -> dict[tuple[str, float], Asked]:
+    """All ways at each speed, in turn."""
+    found: dict[tuple[str, float], Asked] = {}
+    for speed in options.speeds:
+        link.hold(speed)
+        records.core.store.name = f"link {speed:g}"  # each speed is a tier of its own, as one store has one
+        for _ in range(TAUGHT if codec == SERVED else 0):
+            records.ask(runner, None)
+        spent = defaultdict[str, float](float)
+        for _ in range(options.rounds):
+            for way, order in records.ways(codec).items():
+                if spent[way] < MOST_S:
+                    began = time.perf_counter()
+                    records.ask(runner, order, to=found.setdefault((way, speed), Asked()))
+                    spent[way] += time.perf_counter() - began
+        middles = {way: round(found[way, speed].middle_ms) for way in records.ways(codec)}
+        print(f"{codec} over {speed:g} MB/s: {middles} ms", file=sys.stderr, flush=True)
+    return found
+
+
+def over_jumps(
+    records: Records, *, link: Link, runner: asyncio.Runner, options: argparse.Namespace
+) -> dict[str, Asked]:
+    """Each way for so long over a link that jumps at the same times, twice."""
+    found: dict[str, Asked] = {}
+    records.core.store.name = "link that jumps"
+    link.hold(JUMPS[1])
+    for _ in range(TAUGHT):
+        records.ask(runner, None)
+    for seed in range(2):
+        for way, order in records.ways(SERVED).items():
+            link.jump(JUMPS, held_s=HELD_S, seed=seed)
+            until = time.perf_counter() + options.jumping / 2
+            while time.perf_counter() < until:
+                records.ask(runner, order, to=found.setdefault(way, Asked()))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All answers, and what a bandwidth is told in parts of."""
+
+    speeds: Mapping[tuple[str, float], Asked]
+    jumps: Mapping[str, Asked]
+    nbytes: Mapping[str, int]  # of all records in each codec
+    tokens: int  # of a prompt
+    token_bytes: int
+
+    @property
+    def text_s(self) -> float:
+        return statistics.median(ms for (way, _), each in self.speeds.items() if way == TEXT for ms in each.ms) / 1000
+
+    @property
+    def even_mb_s(self) -> float:
+        """The bandwidth that brings 16-bit numbers of a token as quickly as full prefill computes it."""
+        return self.token_bytes * self.tokens / self.text_s / MB
+
+    def table(self) -> list[str]:
+        ways = (TEXT, *CODECS, AUTO)
+        lines = [f"| MB/s | parts | {' | '.join(ways)} | chosen by auto | chunks from records |", "|---" * 9 + "|"]
+        for speed in sorted({speed for _, speed in self.speeds}):
+            cells = [f"{self.speeds[way, speed].middle_ms / 1000:.2f}" for way in ways]
+            auto = self.speeds[AUTO, speed]
+            row = [f"{speed:g}", f"{speed / self.even_mb_s:.3f}", *cells, auto.chosen, f"{auto.loaded:.1f}"]
+            lines.append(f"| {' | '.join(row)} |")
+        lines += ["", "| jumping | answers | middle s | p95 s | late | chosen |", "|---" * 6 + "|"]
+        limit_ms = LATE * self.jumps[TEXT].middle_ms
+        for way, each in self.jumps.items():
+            p95 = statistics.quantiles(each.ms, n=20)[-1]
+            late = sum(ms > limit_ms for ms in each.ms) / len(each.ms)
+            row = [way, str(len(each.ms)), f"{each.middle_ms / 1000:.2f}", f"{p95 / 1000:.2f}", f"{late:.2f}"]
+            lines.append(f"| {' | '.join(row)} | {each.chosen} |")
+        return lines
+
+    def picture(self, path: Path) -> None:
+        lines = [
+            Line(
+                "text (full prefill)" if way == TEXT else way,
+                [
+                    (speed / self.even_mb_s, each.middle_ms / 1000 / self.text_s)
+                    for (of, speed), each in sorted(self.speeds.items())
+                    if of == way
+                ],
+            )
+            for way in (TEXT, *CODECS, AUTO)
+        ]
+        x = "bandwidth, parts of a token's 16-bit bytes × full prefill's tokens/s"
+        draw([Panel(x, "first token, parts of full prefill's", lines, log="xy", upright=[1.0])], path)
+
+
+def measure(folder: Path, options: argparse.Namespace) -> Measured:
+    model, link = random_model(options.shape, folder / "model"), Link()
+    speeds: dict[tuple[str, float], Asked] = {}
+    jumps, nbytes, tokens = dict[str, Asked](), dict[str, int](), 0
+    for codec in CODECS:
+        own = folder / codec
+        (own / "store").mkdir(parents=True)
+        given = {"data": own / "data", "store": f"file://{own}/store", "model": model, "auth": False, "codec": codec}
+        settings = Settings(**given, embedder="none", threads=options.threads)
+        link.bytes_per_s = lambda: 1e12
+        with serving(settings, partial(behind, link=link)) as core:
+            texts = [made_up(core, CHUNK, number=number) for number in range(options.chunks)]
+        precompute(settings, own, texts=texts)
+        with serving(settings, partial(behind, link=link)) as core, asyncio.Runner() as runner:
+            records, warm = Records(core, [chunk_id(each) for each in texts]), Asked()
+            for order in (READ, core.order):
+                records.ask(runner, order, to=warm)
+            nbytes[codec] = sum(chunk.bytes for chunk in warm.reports[-1].chunks)
+            tokens = sum(chunk.tokens for chunk in warm.reports[-1].chunks)
+            found = over_speeds(records, codec, link=link, runner=runner, options=options)
+            for key, each in found.items():
+                told = speeds.setdefault(key, Asked())
+                told.ms += each.ms
+                told.reports += each.reports
+            if codec == SERVED:
+                jumps = over_jumps(records, link=link, runner=runner, options=options)
+    config = AutoConfig.from_pretrained(model)
+    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return Measured(speeds, jumps, nbytes, tokens, 2 * numbers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="24x256")
+    parser.add_argument("--chunks", type=int, default=8)
+    parser.add_argument("--speeds", type=lambda text: [float(each) for each in text.split(",")], default=SPEEDS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--jumping", type=float, default=80, help="seconds of each way over the link that jumps")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--picture", type=Path, default=FOLDER / "bandwidth.svg")
+    options = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        found = measure(Path(folder), options)
+    each = ", ".join(f"{codec} {nbytes / found.tokens:,.0f}" for codec, nbytes in found.nbytes.items())
+    print(f"{found.tokens} tokens in {options.chunks} chunks; bytes a token: 16 bit {found.token_bytes:,}, {each}")
+    print(f"full prefill {found.text_s:.2f} s; 1 part is {found.even_mb_s:.1f} MB/s\n")
+    print("\n".join(found.table()))
+    found.picture(options.picture)
+
+
+if __name__ == "__main__":
+    main()
