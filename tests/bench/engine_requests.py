@@ -1,0 +1,133 @@
+"""Prompts of drawn tokens for an engine of this process, and their chunks' records in a store. Measures nothing."""
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blend.adopt.load import LoadedModel
+from blend.engine.engine import Done, EngineRequest, Event, Failed, Ready, Token
+from blend.engine.local_engine import LocalEngine
+from blend.engine.sampling import Sampling
+from blend.fuse.fuse import BlendOrder
+from blend.fuse.prompt import ChunkSegment, Prompt
+from service.documents.chunk_capture import tailed
+from service.model.capture_context import ChunkIds
+from store.blob import Terms
+from store.codec.encode import encode
+from store.key import CacheKey
+from store.reader import BlobReader
+from store.record_source import BlobSource
+from store.url import open_store
+
+FULL, PREFIX = BlendOrder("full", 0.0), BlendOrder("prefix", 0.0)
+Ids = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request under way. `computed`: tokens that came neither from records nor from a prompt before."""
+
+    tokens: int
+    asked_s: float = field(default_factory=time.perf_counter)
+    first_s: float = 0.0
+    computed: int = 0
+    answer: list[int] = field(default_factory=list[int])
+    over: threading.Event = field(default_factory=threading.Event)
+    ended_s: float = 0.0
+
+    def hear(self, event: Event) -> None:
+        if isinstance(event, Ready):
+            self.first_s = time.perf_counter() - self.asked_s
+            self.computed = event.report.fresh + event.report.recomputed
+        elif isinstance(event, Token):
+            self.answer.append(event.id)
+        elif isinstance(event, Done):
+            self.ended_s = time.perf_counter()
+            self.over.set()
+        elif isinstance(event, Failed):
+            raise event.error
+
+
+def ask(engine: LocalEngine, prompt: Prompt, *, order: BlendOrder, most: int = 1) -> Asked:
+    """Hands a prompt in, for an answer of `most` tokens."""
+    asked = Asked(len(prompt.ids))
+    engine.submit(EngineRequest(prompt, Sampling(max_tokens=most, ignore_eos=True), order), asked.hear)
+    return asked
+
+
+def plain(ids: Sequence[int]) -> Prompt:
+    """A prompt that knows no chunks."""
+    return Prompt((), (), tuple(ids))
+
+
+def drawn(tokens: int, chance: random.Random, *, vocabulary: int) -> list[int]:
+    """Token ids by chance, of the upper half."""
+    return [chance.randrange(vocabulary // 2, vocabulary) for _ in range(tokens)]
+
+
+class StoredChunks:
+    """Chunks whose records lie in LMDB, each opened anew for each prompt, as the service does. Closed by its maker."""
+
+    def __init__(
+        self, model: LoadedModel, engine: LocalEngine, folder: Path, *, prefix: Ids, codec: str = "q4"
+    ) -> None:
+        self.prefix = prefix
+        self._engine, self._codec = engine, codec
+        self._fingerprint = model.fingerprint.behind(prefix)
+        self._store = open_store(f"lmdb://{folder}")
+        self.ids = list[Ids]()
+
+    def add(self, chunks: Sequence[Ids]) -> range:
+        """Captures chunks, and returns their numbers."""
+        first = len(self.ids)
+        for number, (ids, record) in enumerate(
+            zip(chunks, self._engine.capture(self.prefix, chunks).result(), strict=True), first
+        ):
+            key = self._key(number)
+            self._store.put_all([encode(tailed(record, ChunkIds(ids, ())), key, terms=Terms(0, precomputed=True))])
+        self._store.flush()
+        self.ids += chunks
+        return range(first, len(self.ids))
+
+    def segment(self, number: int) -> ChunkSegment:
+        """A chunk with its record."""
+        found = self._store.open(self._key(number))
+        assert isinstance(found, BlobReader), found
+        return ChunkSegment(self.ids[number], BlobSource(found, self._fingerprint))
+
+    def prompt(self, numbers: Sequence[int], question: Sequence[int]) -> Prompt:
+        """Prefix, these chunks, and a question."""
+        return Prompt(self.prefix, tuple(self.segment(each) for each in numbers), tuple(question))
+
+    def text(self, numbers: Sequence[int], question: Sequence[int]) -> Prompt:
+        """The same prompt as text."""
+        return plain([*self.prefix, *(token for each in numbers for token in self.ids[each]), *question])
+
+    def _key(self, number: int) -> CacheKey:
+        return CacheKey("bench", str(number), "random", self._codec)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to compute prompts of chunks: how they are laid out, and the order to the engine."""
+
+    order: BlendOrder
+    has_records: bool
+
+    def made(self, chunks: StoredChunks, numbers: Sequence[int], question: Sequence[int]) -> Prompt:
+        return (chunks.prompt if self.has_records else chunks.text)(numbers, question)
+
+
+def ways(ratio: float) -> dict[str, Way]:
+    """All computed; behind the longest beginning that a prompt before it had; chunks' records, wherever they stand."""
+    return {
+        "full": Way(FULL, has_records=False),
+        "prefix": Way(PREFIX, has_records=False),
+        f"ask {100 * ratio:g} %": Way(BlendOrder("ask", ratio), has_records=True),
+    }
