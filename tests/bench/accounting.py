@@ -38,21 +38,21 @@ class Trace:
         return sum(SYSTEM + QUESTION + sum(self.tokens[each] for each in prompt) for prompt in self.prompts)
 
 
-def drawn(seed: int, prompts: int) -> Trace:
+def drawn(seed: int, prompts: int, *, chunks: int = CHUNKS, hot: float = HOT, used: int = USED) -> Trace:
     """Popularity by a power of the rank, the one by which the hottest chunks have their share of uses."""
     chance = random.Random(seed)
     low, high = 0.0, 3.0
     for _ in range(40):
         power = (low + high) / 2
-        weights = [(rank + 1) ** -power for rank in range(CHUNKS)]
-        low, high = (power, high) if sum(weights[: int(HOT * CHUNKS)]) < USES * sum(weights) else (low, power)
+        weights = [(rank + 1) ** -power for rank in range(chunks)]
+        low, high = (power, high) if sum(weights[: int(hot * chunks)]) < USES * sum(weights) else (low, power)
     mass = [*itertools.accumulate(weights)]
-    tokens = [chance.randint(100, 300) for _ in range(CHUNKS)]
+    tokens = [chance.randint(100, 300) for _ in range(chunks)]
 
     def prompt() -> tuple[int, ...]:
         found = dict[int, None]()
-        while len(found) < USED:
-            found[chance.choices(range(CHUNKS), cum_weights=mass)[0]] = None
+        while len(found) < used:
+            found[chance.choices(range(chunks), cum_weights=mass)[0]] = None
         return tuple(found)
 
     return Trace(tokens, [prompt() for _ in range(prompts)])

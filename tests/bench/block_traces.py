@@ -1,6 +1,7 @@
 """Block traces for replays: read, drawn by Zipf's law, and drawn as conversations. Knows no policy."""
 
 import bisect
+import csv
 import heapq
 import itertools
 import json
@@ -45,6 +46,16 @@ def mooncake(path: Path) -> list[int]:
         for line in lines:
             keys += json.loads(line)["hash_ids"]
     return keys
+
+
+def arrivals(path: Path) -> list[float]:
+    """When requests came, in seconds from the first on: of Mooncake's lines, or of BurstGPT's table."""
+    with path.open(newline="") as lines:
+        if path.suffix == ".csv":
+            times = [float(row["Timestamp"]) for row in csv.DictReader(lines)]
+        else:
+            times = [json.loads(line)["timestamp"] / 1000 for line in lines]
+    return [each - min(times) for each in sorted(times)]
 
 
 def zipf(seed: int, *, alpha: float, drift: int, scans: int, length: int = 60_000) -> list[int]:
