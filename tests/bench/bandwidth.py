@@ -4,10 +4,10 @@ The picture is CacheGen's: a context comes as text, which is computed, or as rec
 this process, a model of `--shape` with random weights, `--chunks` chunks of 256 tokens in an object store behind a link
 of so many MB/s (tests/bench/link.py). `text` is full prefill; `lossless`, `q8` and `q4` are the operating point with
 records in that codec, whatever they take; `auto` is what the service chooses, with records in q4, after `TAUGHT`
-prompts over that link. The ways are asked in turn, `--rounds` times, a way no longer than `MOST_S` at one speed. The
-bandwidth is also told in parts of what brings a token's 16-bit numbers as quickly as full prefill computes one, so that
-machines compare. Then the link jumps between two speeds, the same times for each way: a deadline is missed where the
-first token takes longer than `LATE` times full prefill's middle.
+prompts over that link. The ways are asked in turn, `--rounds` times, a way no longer than `MOST_S` at one speed.
+Seconds are told in parts of full prefill's, and the bandwidth in parts of what brings a token's 16-bit numbers as
+quickly as full prefill computes one, so that machines compare. Then the link jumps between two speeds, the same times
+for each way: a deadline is missed where the first token takes longer than `LATE` times full prefill's middle.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from tests.bench.models import random_model
 from tests.bench.picture import FOLDER, Line, Panel, draw
 
 CHUNK = 256  # tokens
-CODECS = ("lossless", "q8", "q4")
+CODECS = "lossless,q8,q4"
 AUTO, TEXT, SERVED = "auto", "text", "q4"
 SPEEDS = "1,3,10,30,100,300,1000"
 TAUGHT, MOST_S = 8, 15.0
@@ -130,33 +130,42 @@ def over_jumps(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All answers, and what a bandwidth is told in parts of."""
+    """All answers, by codec, way and speed. A way is compared with full prefill as it was asked in turn with it."""
 
-    speeds: Mapping[tuple[str, float], Asked]
+    speeds: Mapping[tuple[str, str, float], Asked]
     jumps: Mapping[str, Asked]
     nbytes: Mapping[str, int]  # of all records in each codec
     tokens: int  # of a prompt
     token_bytes: int
 
     @property
-    def text_s(self) -> float:
-        return statistics.median(ms for (way, _), each in self.speeds.items() if way == TEXT for ms in each.ms) / 1000
+    def lines(self) -> list[tuple[str, str]]:
+        """Codecs and ways, as they are shown."""
+        return [*((codec, codec) for codec in self.nbytes), *([(SERVED, AUTO)] if SERVED in self.nbytes else [])]
 
-    @property
-    def even_mb_s(self) -> float:
-        """The bandwidth that brings 16-bit numbers of a token as quickly as full prefill computes it."""
-        return self.token_bytes * self.tokens / self.text_s / MB
+    def point(self, codec: str, way: str, speed: float) -> tuple[float, float]:
+        """The bandwidth in parts of what brings 16-bit numbers as quickly as full prefill computes tokens, and the
+        first token in parts of full prefill's.
+        """
+        text_s = self.speeds[codec, TEXT, speed].middle_ms / 1000
+        part = speed * MB * text_s / (self.tokens * self.token_bytes)
+        return part, self.speeds[codec, way, speed].middle_ms / 1000 / text_s
 
     def table(self) -> list[str]:
-        ways = (TEXT, *CODECS, AUTO)
-        lines = [f"| MB/s | parts | {' | '.join(ways)} | chosen by auto | chunks from records |", "|---" * 9 + "|"]
-        for speed in sorted({speed for _, speed in self.speeds}):
-            cells = [f"{self.speeds[way, speed].middle_ms / 1000:.2f}" for way in ways]
-            auto = self.speeds[AUTO, speed]
-            row = [f"{speed:g}", f"{speed / self.even_mb_s:.3f}", *cells, auto.chosen, f"{auto.loaded:.1f}"]
+        names = " | ".join(way for _, way in self.lines)
+        lines = [
+            f"| MB/s | text, s | {names} | chosen by auto | chunks from records |",
+            "|---" * (len(self.lines) + 4) + "|",
+        ]
+        for speed in sorted({speed for *_, speed in self.speeds}):
+            texts = " ".join(f"{self.speeds[codec, TEXT, speed].middle_ms / 1000:.1f}" for codec in self.nbytes)
+            points = [self.point(codec, way, speed) for codec, way in self.lines]
+            cells = [f"{times:.2f} at {part:.2f}" for part, times in points]
+            auto = self.speeds.get((SERVED, AUTO, speed))
+            row = [f"{speed:g}", texts, *cells, *([auto.chosen, f"{auto.loaded:.1f}"] if auto else ["", ""])]
             lines.append(f"| {' | '.join(row)} |")
         lines += ["", "| jumping | answers | middle s | p95 s | late | chosen |", "|---" * 6 + "|"]
-        limit_ms = LATE * self.jumps[TEXT].middle_ms
+        limit_ms = LATE * self.jumps[TEXT].middle_ms if self.jumps else 0.0
         for way, each in self.jumps.items():
             p95 = statistics.quantiles(each.ms, n=20)[-1]
             late = sum(ms > limit_ms for ms in each.ms) / len(each.ms)
@@ -164,27 +173,21 @@ class Measured:
             lines.append(f"| {' | '.join(row)} | {each.chosen} |")
         return lines
 
-    def picture(self, path: Path) -> None:
-        lines = [
-            Line(
-                "text (full prefill)" if way == TEXT else way,
-                [
-                    (speed / self.even_mb_s, each.middle_ms / 1000 / self.text_s)
-                    for (of, speed), each in sorted(self.speeds.items())
-                    if of == way
-                ],
-            )
-            for way in (TEXT, *CODECS, AUTO)
-        ]
-        x = "bandwidth, parts of a token's 16-bit bytes × full prefill's tokens/s"
-        draw([Panel(x, "first token, parts of full prefill's", lines, log="xy", upright=[1.0])], path)
+
+def picture(found: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> None:
+    """Each line's points, over the bandwidth; text is 1 everywhere."""
+    places = [part for points in found.values() for part, _ in points]
+    lines = [Line("text (full prefill)", [(min(places), 1.0), (max(places), 1.0)])]
+    lines += [Line(name, sorted(points)) for name, points in found.items()]
+    x = "bandwidth, parts of a token's 16-bit bytes × full prefill's tokens/s"
+    draw([Panel(x, "first token, parts of full prefill's", lines, log="xy", upright=[1.0])], path)
 
 
 def measure(folder: Path, options: argparse.Namespace) -> Measured:
     model, link = random_model(options.shape, folder / "model"), Link()
-    speeds: dict[tuple[str, float], Asked] = {}
+    speeds: dict[tuple[str, str, float], Asked] = {}
     jumps, nbytes, tokens = dict[str, Asked](), dict[str, int](), 0
-    for codec in CODECS:
+    for codec in options.codecs:
         own = folder / codec
         (own / "store").mkdir(parents=True)
         given = {"data": own / "data", "store": f"file://{own}/store", "model": model, "auth": False, "codec": codec}
@@ -200,10 +203,7 @@ def measure(folder: Path, options: argparse.Namespace) -> Measured:
             nbytes[codec] = sum(chunk.bytes for chunk in warm.reports[-1].chunks)
             tokens = sum(chunk.tokens for chunk in warm.reports[-1].chunks)
             found = over_speeds(records, codec, link=link, runner=runner, options=options)
-            for key, each in found.items():
-                told = speeds.setdefault(key, Asked())
-                told.ms += each.ms
-                told.reports += each.reports
+            speeds |= {(codec, *key): each for key, each in found.items()}
             if codec == SERVED:
                 jumps = over_jumps(records, link=link, runner=runner, options=options)
     config = AutoConfig.from_pretrained(model)
@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--shape", default="24x256")
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--speeds", type=lambda text: [float(each) for each in text.split(",")], default=SPEEDS)
+    parser.add_argument("--codecs", type=lambda text: text.split(","), default=CODECS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jumping", type=float, default=80, help="seconds of each way over the link that jumps")
     parser.add_argument("--threads", type=int, default=2)
@@ -225,9 +226,14 @@ def main() -> None:
         found = measure(Path(folder), options)
     each = ", ".join(f"{codec} {nbytes / found.tokens:,.0f}" for codec, nbytes in found.nbytes.items())
     print(f"{found.tokens} tokens in {options.chunks} chunks; bytes a token: 16 bit {found.token_bytes:,}, {each}")
-    print(f"full prefill {found.text_s:.2f} s; 1 part is {found.even_mb_s:.1f} MB/s\n")
+    print(
+        "first token in parts of full prefill's, at the bandwidth in parts of 16-bit bytes x full prefill's tokens/s\n"
+    )
     print("\n".join(found.table()))
-    found.picture(options.picture)
+    picture(
+        {way: [found.point(codec, way, speed) for speed in options.speeds] for codec, way in found.lines},
+        options.picture,
+    )
 
 
 if __name__ == "__main__":
