@@ -57,12 +57,13 @@ class Asked:
     def chosen(self) -> str:
         """Policies, with how often, their ratios where they blend, and how many of these were hidden by loading."""
         counts = Counter(each.policy.partition("/")[0] for each in self.reports)
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
         blended = [each for each in self.reports if each.policy not in ("full", "prefix")]
+        if not blended:
+            return told
         hidden = sum("hidden by loading" in note for each in blended for note in each.notes)
-        ratios = f", ratio {min(each.ratio for each in blended):.2f} to {max(each.ratio for each in blended):.2f}"
-        return f"{', '.join(f'{name} {count}' for name, count in counts.items())}" + (
-            f"{ratios}, hidden {hidden}" if blended else ""
-        )
+        ratios = [each.ratio for each in blended]
+        return f"{told}, ratio {min(ratios):.2f} to {max(ratios):.2f}, hidden {hidden}"
 
     @property
     def loaded(self) -> float:
@@ -106,7 +107,8 @@ def over_speeds(
                     records.ask(runner, order, to=found.setdefault((way, speed), Asked()))
                     spent[way] += time.perf_counter() - began
         middles = {way: round(found[way, speed].middle_ms) for way in records.ways(codec)}
-        print(f"{codec} over {speed:g} MB/s: {middles} ms", file=sys.stderr, flush=True)
+        chosen = found[AUTO, speed].chosen if codec == SERVED else ""
+        print(f"{codec} over {speed:g} MB/s: {middles} ms {chosen}", file=sys.stderr, flush=True)
     return found
 
 
@@ -125,6 +127,7 @@ def over_jumps(
             until = time.perf_counter() + options.jumping / 2
             while time.perf_counter() < until:
                 records.ask(runner, order, to=found.setdefault(way, Asked()))
+            print(f"jumping: {way} {[round(ms) for ms in found[way].ms]} ms", file=sys.stderr, flush=True)
     return found
 
 
