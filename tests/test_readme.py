@@ -279,7 +279,7 @@ def test_the_readme_is_read_to_its_end() -> None:
 
 
 def test_the_readme_leads_to_every_page() -> None:
-    pages = {f"docs/{path.name}" for path in (ROOT / "docs").iterdir()}
+    pages = {f"docs/{path.name}" for path in (ROOT / "docs").iterdir() if path.is_file()}
     assert pages
     assert {page for page in pages if f"]({page})" not in README} == set()
 

@@ -39,7 +39,7 @@ CODECS = "lossless,q8,q4"
 AUTO, TEXT, SERVED = "auto", "text", "q4"
 SPEEDS = "1,3,10,30,100,300,1000"
 TAUGHT, MOST_S = 8, 15.0
-JUMPS, HELD_S, LATE = (1.0, 100.0), 6.0, 1.2
+JUMPS, HELD_S, LATE = "1,100", 6.0, 1.2
 
 
 @dataclass(slots=True)
@@ -118,12 +118,12 @@ def over_jumps(
     """Each way for so long over a link that jumps at the same times, twice."""
     found: dict[str, Asked] = {}
     records.core.store.name = "link that jumps"
-    link.hold(JUMPS[1])
+    link.hold(options.jumps[1])
     for _ in range(TAUGHT):
         records.ask(runner, None)
     for seed in range(2):
         for way, order in records.ways(SERVED).items():
-            link.jump(JUMPS, held_s=HELD_S, seed=seed)
+            link.jump(options.jumps, held_s=options.held, seed=seed)
             until = time.perf_counter() + options.jumping / 2
             while time.perf_counter() < until:
                 records.ask(runner, order, to=found.setdefault(way, Asked()))
@@ -214,14 +214,20 @@ def measure(folder: Path, options: argparse.Namespace) -> Measured:
     return Measured(speeds, jumps, nbytes, tokens, 2 * numbers)
 
 
+def _speeds(text: str) -> list[float]:
+    return [float(each) for each in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="24x256")
     parser.add_argument("--chunks", type=int, default=8)
-    parser.add_argument("--speeds", type=lambda text: [float(each) for each in text.split(",")], default=SPEEDS)
+    parser.add_argument("--speeds", type=_speeds, default=SPEEDS)
     parser.add_argument("--codecs", type=lambda text: text.split(","), default=CODECS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jumping", type=float, default=80, help="seconds of each way over the link that jumps")
+    parser.add_argument("--jumps", type=_speeds, default=JUMPS, help="MB/s, the slower first")
+    parser.add_argument("--held", type=float, default=HELD_S, help="seconds between jumps, on average")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--picture", type=Path, default=FOLDER / "bandwidth.svg")
     options = parser.parse_args()

@@ -4,7 +4,7 @@ import itertools
 import random
 import time
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
 
 from store.blob_store import BlobStore
@@ -28,7 +28,7 @@ class Link:
         """From now on the link carries so much."""
         self.bytes_per_s = lambda: mb_per_s * MB
 
-    def jump(self, speeds: tuple[float, float], *, held_s: float, seed: int) -> None:
+    def jump(self, speeds: Sequence[float], *, held_s: float, seed: int) -> None:
         """From now on the link changes between two speeds in MB/s, after `held_s` on average."""
         chance, began = random.Random(seed), time.perf_counter()
         ends = [*itertools.accumulate(chance.expovariate(1 / held_s) for _ in range(1000))]
