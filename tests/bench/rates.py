@@ -7,10 +7,13 @@ in q4 in LMDB and computes a part of them anew. An engine in this process, a mod
 `--requests` at each of `--rates`, told as parts of what full prefill alone can do; a line ends where its p95 passes
 `GIVEN_UP` times full prefill's alone. The second table has the rate at which a line reaches the p95 of full's lowest
 rate, between its points. `--arrivals FILE` takes the gaps of Mooncake's trace or BurstGPT's table, scaled to each rate.
-`--real FOLDER` (`model` and `prose`, as `make real` fetches them) adds first token and quality of SmolLM2-135M.
+With `--simulate` prompts are computed one after another, and `ARRIVALS` of them wait for each other by the processors'
+seconds that each took, first come first served: for a machine whose cores others use, too.
+`--real FOLDER` (`model` and `prose`, as `make real` fetches them) adds time and quality of SmolLM2-135M.
 """
 
 import argparse
+import itertools
 import random
 import statistics
 import subprocess
@@ -40,7 +43,7 @@ from tests.bench.real.yardstick import kls
 SEED = 57
 CHUNK, PREFIX, QUESTION, ANSWER = 256, 32, 32, 8  # tokens
 HOT = 0.2  # of the chunks have three fifths of the uses
-GIVEN_UP = 8.0
+GIVEN_UP, ARRIVALS = 8.0, 4000
 MEASURED, CELL = Path("build/real"), "continuation"  # where the real bench goes on with what it had
 QUALITY = {  # of the real model
     "prefix": "isolated:prefix:0:lossless",
@@ -76,6 +79,9 @@ class Point:
         return float(np.percentile(self.first_s, 95))
 
 
+Lines = tuple[float, dict[str, list[Point]]]  # full prefill's seconds alone, and the points of each line
+
+
 def gaps(options: argparse.Namespace, chance: random.Random) -> list[float]:
     if options.arrivals is None:
         return [chance.expovariate(1) for _ in range(options.requests)]
@@ -97,7 +103,42 @@ def at_rate(engine: LocalEngine, chunks: StoredChunks, way: Way, *, load: Load, 
     return Point(rate, [each.first_s for each in asked], share, len(asked) / took)
 
 
-def measure(folder: Path, options: argparse.Namespace) -> tuple[float, dict[str, list[Point]]]:
+def one_by_one(engine: LocalEngine, chunks: StoredChunks, way: Way, *, load: Load) -> list[Asked]:
+    """All prompts in their order, none beside another."""
+    asked = list[Asked]()
+    for numbers, question in zip(load.prompts, load.questions, strict=True):
+        asked.append(ask(engine, way.made(chunks, numbers, question), order=way.order, most=ANSWER))
+        asked[-1].over.wait()
+    return asked
+
+
+def simulated(asked: Sequence[Asked], *, rate: float) -> Point:
+    """A queue of one server: the prompts come again and again in their order, by chance in time."""
+    chance, now, free, first = random.Random(SEED), 0.0, 0.0, list[float]()
+    for each in itertools.islice(itertools.cycle(asked), ARRIVALS):
+        now += chance.expovariate(rate)
+        begins = max(now, free)
+        first.append(begins + each.work[0] - now)
+        free = begins + each.work[1]
+    share = statistics.mean(each.computed / each.tokens for each in asked)
+    return Point(rate, first, share, ARRIVALS / free)
+
+
+def by_work(engine: LocalEngine, chunks: StoredChunks, load: Load, *, options: argparse.Namespace) -> Lines:
+    """All lines, of which each is computed once."""
+    asked = {name: one_by_one(engine, chunks, way, load=load) for name, way in ways(options.ratio).items()}
+    alone_s = statistics.median(each.work[0] for each in asked["full"])
+    found: dict[str, list[Point]] = {}
+    for name, each in asked.items():
+        points = [simulated(each, rate=part / alone_s) for part in options.rates]
+        ends = next((at for at, point in enumerate(points) if point.p95 > GIVEN_UP * alone_s), len(points))
+        found[name] = points[: ends + 1]
+        took = [statistics.median(one.work[at] for one in each) for at in (0, 1)]
+        print(f"{name}: {took[0]:.2f} s of a processor to the first token, {took[1]:.2f} in all", file=sys.stderr)
+    return alone_s, found
+
+
+def measure(folder: Path, options: argparse.Namespace) -> Lines:
     """Full prefill's seconds alone, and all lines, of which each rate's are measured one after another."""
     settings = load_settings(model=random_model(options.shape, folder / "model"), dtype="float32", device="cpu")
     model, chance = compose_model(settings), random.Random(SEED)
@@ -115,6 +156,9 @@ def measure(folder: Path, options: argparse.Namespace) -> tuple[float, dict[str,
         questions = [drawn(QUESTION, chance, vocabulary=words) for _ in prompts]
         apart = gaps(options, chance)
         found: dict[str, list[Point]] = {name: [] for name in ways(options.ratio)}
+        if options.simulate:
+            own = Load(prompts[: options.requests], questions[: options.requests], [])
+            return by_work(engine, chunks, own, options=options)
         lone = Load(prompts[:3], questions[:3], [0.0] * 3)
         for way in ways(options.ratio).values():
             at_rate(engine, chunks, way, load=lone, rate=1.0)  # warms
@@ -171,7 +215,7 @@ def quality(folder: Path, options: argparse.Namespace) -> list[str]:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     measured = Results(MEASURED / f"real-{SEED}.jsonl").of(CELL)[: options.real_prompts]
     lines = [
-        f"| SmolLM2-135M, {len(measured)} prompts | first token, of full's | yardsticks | kept |",
+        f"| SmolLM2-135M, {len(measured)} prompts | processors' time, of full's | yardsticks | kept |",
         "|---" * 4 + "|",
     ]
     first = statistics.median(each.first_s for each in measured)
@@ -184,7 +228,7 @@ def _row(name: str, row: str, measured: Sequence[MeasuredPrompt]) -> str:
     yardsticks = sum(each.kl for each in said) / sum(kls(measured))
     saved = sum(each.none.nats - own.nats for each, own in zip(measured, said, strict=True))
     kept = saved / sum(each.none.nats - each.full.nats for each in measured)
-    return f"| {name} | {statistics.median(each.first for each in said):.2f} | {yardsticks:.2f} | {kept:.3f} |"
+    return f"| {name} | {statistics.median(each.work for each in said):.2f} | {yardsticks:.2f} | {kept:.3f} |"
 
 
 def picture(alone_s: float, found: dict[str, list[Point]], path: Path) -> None:
@@ -209,6 +253,7 @@ def main() -> None:
     parser.add_argument(
         "--rates", type=lambda text: [float(each) for each in text.split(",")], default="0.4,0.8,1.2,2,3"
     )
+    parser.add_argument("--simulate", action="store_true", help="waits from the processors' seconds of each prompt")
     parser.add_argument("--arrivals", type=Path, help="a trace in Mooncake's or BurstGPT's form")
     parser.add_argument("--real", type=Path, help="a folder with `model` and `prose`")
     parser.add_argument("--real-prompts", type=int, default=8)
