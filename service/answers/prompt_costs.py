@@ -18,10 +18,11 @@ from store.record_source import BlobSource
 
 NEWS = 1 / 3  # the weight of the last prompt in a correction
 FADED = 0.98  # a slowness decays by this each time it kept blobs from being read, so that they are tried again
-IN_A_ROW, TRIED_AGAIN = 3, 4  # after three prompts whose records came too late, one in four is tried
+IN_A_ROW, TRIED_AGAIN = 3, 4  # after three prompts whose records came too late, one in three or four is tried
 FURTHEST_OPEN = 2.0  # multiples of its patience that a late prompt counts at most: one hiccup is no slow store
 FURTHEST = 4.0  # how far, as a ratio, one prompt may pull a correction
 
+LATE = Miss(MissReason.SOONER)
 
 Opening = Future[BlobSource | Miss]
 
@@ -64,8 +65,7 @@ class BegunBlobs:
         """The blobs opened in time. Later ones go on being opened, and may be nearer the next time."""
         if self.opening:
             await asyncio.wait([asyncio.wrap_future(_all(self.opening))], timeout=self.patience_s)
-        late = Miss(MissReason.SOONER)
-        return {at: each.result() if each.done() else late for at, each in enumerate(self.opening)}
+        return {at: each.result() if each.done() else LATE for at, each in enumerate(self.opening)}
 
 
 class PromptCosts:
@@ -117,7 +117,9 @@ class PromptCosts:
         with self._lock:
             expected = {way: each * self._drift(way, size, tier=tier) for way, each in seconds.items()}
             worth_s = GAIN * expected["full"]
-            if chunks and self._reused_s(sizes_of(chunks), sizes_of(exact), size=size) < worth_s:
+            if not chunks and LATE in opened.values():
+                self._late += 1
+            elif chunks and self._reused_s(sizes_of(chunks), sizes_of(exact), size=size) < worth_s:
                 self._late = 0 if min(expected["blend"], expected["prefix"]) < worth_s else self._late + 1
         unused = {each.passage for each in chunks} - {each.passage for each in used}
         rounded = (round(each, 6) for each in expected.values())
@@ -193,7 +195,8 @@ class PromptCosts:
     def _learn_opening(self, since: float, *, most_s: float) -> Callable[[object], None]:
         def learn(_: object) -> None:
             with self._lock:
-                self._open_s += (min(most_s, perf_counter() - since) - self._open_s) * NEWS
+                taken_s = min(most_s, perf_counter() - since)
+                self._open_s = min(taken_s, self._open_s + (taken_s - self._open_s) * NEWS)
 
         return learn
 

@@ -1,22 +1,25 @@
 """What expectations of time make of a prompt besides: where records take longer to come than to be used, more of their
-tokens are computed anew; what is kept of a conversation costs nothing, whichever way is taken.
+tokens are computed anew; what is kept of a conversation costs nothing, whichever way is taken. And who is asked where
+nothing came in time.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 
 from blend.fuse.fuse import BlendOrder
 from service.answers.blend_decision import BlendInputs, Expected, decide
-from service.answers.prompt_costs import PromptCost, PromptCosts
+from service.answers.prompt_costs import Opening, PromptCost, PromptCosts
 from service.model.speeds import HIDDEN, PromptSizes
 from service.telemetry.logs import FIELDS
+from store.errors import Miss, MissReason
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, Json, ask, good, in_process, settings_in, wait_for
-from tests.service.test_prompt_costs import SPEEDS, FakeSource, prompt_of
+from tests.service.test_prompt_costs import SPEEDS, FakeSource, done, opened_by, prompt_of
 
 
 @pytest.fixture
@@ -104,3 +107,24 @@ def test_a_conversation_goes_on_whichever_way_is_sooner(
     assert known[0] < known[1] < known[2]
     if full_s < 1:
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == known[2]
+
+
+def test_a_store_that_opens_nothing_in_time_is_tried_now_and_then_and_trusted_again_at_once() -> None:
+    costs, prompt, begun = PromptCosts(SPEEDS), prompt_of(100, 100), 0
+    opening: Callable[[], Opening] = Future
+
+    def begin() -> list[Opening]:
+        nonlocal begun
+        begun += 1
+        return [opening(), opening()]
+
+    def asked() -> bool:
+        opened = opened_by(costs, prompt, begin)
+        costs.cost(prompt, opened)
+        return any(each != Miss(MissReason.SOONER) for each in opened.values())
+
+    assert not any(asked() for _ in range(3 + 40))
+    assert 3 + 40 // 4 <= begun <= 3 + 40 // 3 + 1
+    opening = lambda: done(FakeSource(100))  # noqa: E731 - the store that is quick again
+    found = [asked() for _ in range(20)]
+    assert sum(found) >= 17 and all(found[4:])

@@ -100,11 +100,7 @@ class Evaluation:
         policy = self._fitted(model, progress, on_fit=on_fit) if self.fits else _in_force(settings, model)
         codecs = self._fitted_codecs(model, progress) if self.fits_codec else {}
         points = [
-            replace(
-                point,
-                policy=with_rule(point.policy, default=policy),
-                codec=codecs.get(point.codec, point.codec),
-            )
+            replace(point, policy=with_rule(point.policy, default=policy), codec=codecs.get(point.codec, point.codec))
             for point in self.points
         ]
         layers = model.decoder.model_layers
