@@ -121,7 +121,7 @@ class Evaluation:
         return str(found.rule)
 
     def _fitted_codecs(self, model: LoadedModel, progress: Progress) -> dict[str, str]:
-        """For each codec that is fitted the one that takes its place."""
+        """The codecs that are fitted, each with the one that takes its place."""
         unlabelled = [replace(case, answers=()) for case in halves(self.cases)[0]]
         with (
             closing(CodecFitting(model, unlabelled, answer_tokens=self.answer_tokens)) as fitting,

@@ -69,7 +69,7 @@ class CodecFitting:
         self._probe.close()
 
     def run(self, codecs: Sequence[str], progress: Callable[[int], None]) -> dict[str, str]:
-        """For each codec that packs all layers alike one of the same size, fitted."""
+        """The codecs that pack all layers alike, each with a fitted one of the same size."""
         wanted = {codec: Spec.parse(codec).parts for codec in codecs}
         plain = {codec: parts[0][1] for codec, parts in wanted.items() if len(parts) == 1 and parts[0][1]}
         stretches = self._stretches(self._costs(progress)) if plain else []
