@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -19,6 +19,7 @@ from service.lab.commands.shown_grid import show_grid
 
 if TYPE_CHECKING:
     from blend.adopt.load import LoadedModel
+    from service.lab.eval.evaluation import Questions
     from service.lab.eval.fitted_rule import FittedRule
     from service.lab.eval.grid import GridResult
     from service.lab.eval.policy_choice import PolicyChoice
@@ -157,10 +158,8 @@ def evaluate(
     points = grid(policies and listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
     options = (("--difficulty", difficulty), ("--passages", passages), ("--tokens", tokens))
     settings, lists = settings_with(model), (listed(forms), *(whole_numbers(*each) for each in options))
-    asked, skipped, problems = Questions(suite, corpus, seed, n, *lists).read(top_k=max(1, settings.top_k))
-    tell_unread(skipped, problems)
-    cases, bounds = _as_served(asked, settings), PolicyBounds(bound, yardsticks)
-    evaluation = Evaluation(cases, points, bounds, answer_tokens, fit, fits_codec=fit_codec)
+    cases = _asked(Questions(suite, corpus, seed, n, *lists), settings)
+    evaluation = Evaluation(cases, points, PolicyBounds(bound, yardsticks), answer_tokens, fit, fit_codec)
     evaluation.check(is_kept=save_to is not None)
     loaded = _loaded(settings)
     result, choice = evaluation.measure(loaded, settings, progress=_progress, on_fit=_tell_fit)
@@ -170,11 +169,13 @@ def evaluate(
     _report(result, choice, facts=facts, html=html, as_json=as_json)
 
 
-def _as_served(cases: "Sequence[Case]", settings: "Settings") -> "list[Case]":
+def _asked(questions: "Questions", settings: "Settings") -> "list[Case]":
     """The questions behind the system prompt that new collections have."""
     from service.app.composition import usual_system
 
-    return [replace(each, system=usual_system(settings) or each.system) for each in cases]
+    asked, skipped, problems = questions.read(top_k=max(1, settings.top_k))
+    tell_unread(skipped, problems)
+    return [replace(each, system=usual_system(settings) or each.system) for each in asked]
 
 
 def _loaded(settings: "Settings") -> "LoadedModel":

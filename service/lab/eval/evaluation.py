@@ -79,7 +79,7 @@ class Evaluation:
     bounds: PolicyBounds
     answer_tokens: int
     fits: bool
-    fits_codec: bool = False
+    fits_codec: bool
 
     @property
     def compared(self) -> Sequence[Case]:
