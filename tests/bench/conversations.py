@@ -1,14 +1,16 @@
 """Measures turns and documents that come again: `python -m tests.bench.conversations` ends in tables and a picture.
 
 The shapes are LMCache's benchmarks. `turns`: `--conversations` take `--turns` in turn behind one system prompt, each
-prompt is all that was said before and a question. `documents`: questions about `--documents` of `--chunks` chunks of
-256 tokens, each document asked about in every one of `--rounds`, in an order by chance; beginnings of prompts have
-memory for `--held` of the documents. `cut`: a conversation whose turns each bring a document of two chunks and that
-must fit `WINDOW` tokens: turns are cut from the front, which moves all that follows; prompts of which none was cut do
-not count. The ways: `full` computes all;
-`prefix` goes on from the longest beginning that a prompt before it had; `ours` has records of documents' chunks in q4
-in LMDB, wherever they stand, computes `--ratio` of them anew, and goes on as `prefix` does up to the first chunk. An
-engine in this process, a model of `--shape` with random weights. `first s` is a middle, `reused` a share of the tokens.
+prompt is all that was said before and a question; `waiting` is the same with memory for one and a half of them.
+`documents`: questions about `--documents` of `--chunks` chunks of 256 tokens, each document asked about in every one of
+`--rounds`, in an order by chance; beginnings of prompts have memory for `--held` of the documents. `cut`: a
+conversation whose turns each bring a document of two chunks and that must fit `WINDOW` tokens: turns are cut from the
+front, which moves all that follows; prompts of which none was cut do not count.
+
+The ways: `full` computes all; `prefix` goes on from the longest beginning that a prompt before it had; `disk` as well,
+where those that memory has no room for wait there; `ours` has records of documents' chunks in q4 in LMDB, wherever they
+stand, computes `--ratio` of them anew, and goes on as `prefix` does up to the first chunk. An engine in this process, a
+model of `--shape` with random weights. `first s` is a middle, `reused` a share of the tokens.
 """
 
 import argparse
@@ -36,7 +38,7 @@ SEED = 5
 CHUNK, SYSTEM, SAID, ANSWER = 256, 128, 60, 16  # tokens
 LONG_SYSTEM = 1000  # of `turns`, which have no documents
 WINDOW, BROUGHT = 2400, 2  # tokens, and chunks of a turn's document
-WAYS = ("full", "prefix", "ours")
+WAYS, WAITING = ("full", "prefix", "ours"), ("full", "prefix", "disk")
 
 
 @dataclass(slots=True)
@@ -75,20 +77,26 @@ class Bench:
         return self.model.decoder.vocabulary
 
     def order(self, way: str) -> BlendOrder:
-        return {"full": FULL, "prefix": PREFIX, "ours": BlendOrder("ask", self.options.ratio)}[way]
+        return {"full": FULL, "ours": BlendOrder("ask", self.options.ratio)}.get(way, PREFIX)
 
-    def engine(self, tokens: int) -> LocalEngine:
+    def engine(self, tokens: int, way: str) -> LocalEngine:
         """An engine with memory for beginnings of so many tokens."""
-        limits = EngineLimits(prefix_bytes=tokens * self.model.decoder.token_bytes, waiting=1000)
-        model = self.model
+        model, spill = self.model, self.folder if way == "disk" else None
+        limits = EngineLimits(prefix_bytes=tokens * model.decoder.token_bytes, spill=spill, waiting=1000)
         return LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint, limits=limits)
 
 
-def each_way(bench: Bench, held: int, scene: Callable[[Bench, str, LocalEngine], Iterator[Asked]]) -> dict[str, Scene]:
-    """All ways, each with an engine of its own, after one prompt that warms."""
+def each_way(
+    bench: Bench,
+    held: int,
+    scene: Callable[[Bench, str, LocalEngine], Iterator[Asked]],
+    *,
+    ways: Sequence[str] = WAYS,
+) -> dict[str, Scene]:
+    """The ways, each with an engine of its own, after one prompt that warms."""
     found: dict[str, Scene] = {}
-    for way in WAYS:
-        with closing(bench.engine(held)) as engine:
+    for way in ways:
+        with closing(bench.engine(held, way)) as engine:
             ask(engine, plain(drawn(SYSTEM, random.Random(0), vocabulary=bench.words)), order=FULL).over.wait()
             prompts = scene(bench, way, engine)
             first = next(prompts)  # records are captured before it
@@ -200,9 +208,11 @@ def main() -> None:
         name = random_model(options.shape, Path(folder) / "model")
         model = compose_model(load_settings(model=name, dtype="float32", device="cpu"))
         bench = Bench(model, Path(folder), options)
+        longest = LONG_SYSTEM + options.turns * (SAID + ANSWER)
         held = round(options.held * options.documents * (options.chunks * CHUNK + SYSTEM + SAID + ANSWER))
         found = {
             "turns": each_way(bench, 1 << 15, turns),
+            "waiting": each_way(bench, round(1.5 * longest), turns, ways=WAITING),
             "documents": each_way(bench, held, documents),
             "cut": each_way(bench, 1 << 15, cut),
         }
