@@ -16,6 +16,7 @@ from blend.run.context import Context
 from blend.run.spill import Spill, SpilledContext
 
 MOST = 256  # beginnings: each that its owner has is compared with a prompt
+FILES = 64  # of them that are on the disk: each takes one of the files that a process may have open
 KEPT_S = 3600.0
 
 log = logging.getLogger(__name__)
@@ -127,9 +128,10 @@ class Prefixes:
 
     def _spilled(self, kept: list[_Beginning], leaving: _Beginning) -> list[_Beginning]:
         """Those that stay: with this one on its way to the disk, where older ones make room for it, or without it."""
-        there = [each for each in kept if each.on_disk]
-        taken = sum(each.context.nbytes for each in there)
-        gone = _beyond(self._spill.room(taken), [*there, leaving]) if self._spill else [leaving]
+        on_disk = [each for each in kept if each.on_disk]
+        taken = sum(each.context.nbytes for each in on_disk)
+        gone = _beyond(self._spill.room(taken), [*on_disk[1 - FILES :], leaving]) if self._spill else [leaving]
+        gone += on_disk[: 1 - FILES]
         if self._spill and leaving not in gone and self._spill.put(leaving.context, partial(_moved, leaving)):
             leaving.on_disk = True
             return _without(kept, gone)

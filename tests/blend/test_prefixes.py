@@ -214,3 +214,13 @@ def test_a_full_disk_is_left_to_others(tmp_path: Path, monkeypatch: pytest.Monke
     for ids in ((1, 1), (2, 2)):
         prefixes.keep(ids, context("a", ids), owner="a")
     assert [restored(prefixes, ids, "a") for ids in ((1, 1), (2, 2))] == [0, 2]
+
+
+def test_they_take_few_of_the_files_that_a_process_may_have_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blend.run.prefixes.FILES", 3)
+    prefixes = Prefixes(2 * TOKEN_BYTES, spill=Spill(tmp_path, 1 << 20, writer=AtOnce()))
+    for first in range(6):
+        prefixes.keep((first, first), context("a", (first, first)), owner="a")
+    assert [restored(prefixes, (first, first), "a") for first in range(6)] == [0, 0, 2, 2, 2, 2]
