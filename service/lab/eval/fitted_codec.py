@@ -112,7 +112,7 @@ class CodecFitting:
         keys, values = (sum(each.numbers[which] for each in stretches) for which in (0, 1))
         size = wanted.keys * keys + wanted.values * values
         levels = WHOLE if size >= WHOLE[1] * (keys + values) else (*BETWEEN, *WHOLE)
-        while levels[0] * (keys + values) <= size:
+        while levels and levels[0] * (keys + values) <= size:
             bits = [wanted] * len(self._shapes)
             for stretch, given in zip(stretches, dealt(stretches, size, levels=levels), strict=True):
                 bits[stretch.layers.start : stretch.layers.stop] = [KVBits(*given)] * len(stretch.layers)
