@@ -55,16 +55,22 @@ def common(one: Ids, other: Ids) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+def take(step: Step, prefixes: Prefixes, kept: list[tuple[str, Ids]]) -> None:
+    """Keeps a beginning, or restores the longest of all that its owner ever kept."""
+    what, owner, ids = step
+    if what == "keep":
+        prefixes.keep(ids, context(owner, ids), owner=owner)
+        kept.append((owner, ids))
+    else:
+        longest = max((common(ids, each) for whose, each in kept if whose == owner), default=0)
+        assert restored(prefixes, ids, owner) == longest
+
+
 @given(STEPS)
 def test_a_prompt_begins_with_the_longest_beginning_that_its_owner_has(steps: list[Step]) -> None:
     prefixes, kept = Prefixes(1 << 20), list[tuple[str, Ids]]()
-    for what, owner, ids in steps:
-        if what == "keep":
-            prefixes.keep(ids, context(owner, ids), owner=owner)
-            kept.append((owner, ids))
-        else:
-            longest = max((common(ids, each) for whose, each in kept if whose == owner), default=0)
-            assert restored(prefixes, ids, owner) == longest
+    for step in steps:
+        take(step, prefixes, kept)
     of_each = [[ids for whose, ids in set(kept) if whose == owner] for owner in ("a", "b")]
     ends = [sum(all(one == each or common(each, one) < len(each) for one in own) for each in own) for own in of_each]
     assert len(prefixes._kept) == sum(ends)  # what another one begins with takes no room
@@ -134,13 +140,8 @@ def test_what_memory_has_no_room_for_comes_back_from_the_disk(steps: list[Step])
     """Memory has room for one beginning, the disk for all."""
     disk = Spill(Path.cwd(), 1 << 20, writer=AtOnce())
     prefixes, kept = Prefixes(ROOM * TOKEN_BYTES, spill=disk), list[tuple[str, Ids]]()
-    for what, owner, ids in steps:
-        if what == "keep":
-            prefixes.keep(ids, context(owner, ids), owner=owner)
-            kept.append((owner, ids))
-        else:
-            longest = max((common(ids, each) for whose, each in kept if whose == owner), default=0)
-            assert restored(prefixes, ids, owner) == longest
+    for step in steps:
+        take(step, prefixes, kept)
         sizes = [each.context.nbytes for each in prefixes._kept if isinstance(each.context, Context)]
         assert sum(sizes) <= ROOM * TOKEN_BYTES
 
