@@ -35,7 +35,6 @@ class TextBlock:
     is_solid: bool = False
 
 
-LINE = re.compile(r"[^\r\n]*+(?:\r\n|\r|\n)|[^\r\n]++")
 _HEADING = re.compile(r" {0,3}(#{1,6})(?=\s|$)")
 _FENCE = re.compile(r" {0,3}(`{3,}+(?=[^`]*+$)|~{3,}+)(.*+)", re.DOTALL)
 _ITEM = re.compile(r"([ \t]*+)(?:[-*+•]|\d{1,9}[.)])[ \t]")
@@ -46,11 +45,24 @@ _DELIMITER = re.compile(r"[ \t|:-]*+\s*+$")
 
 def blocks(text: str) -> Iterator[TextBlock]:
     """Blocks in order, the first at the beginning of the text; each holds the blank lines behind it."""
-    walk = _Walk([match[0] for match in LINE.finditer(text)])
+    walk = _Walk([text[start:end] for start, end in lines(text, 0, end=len(text))])
     is_first = True
     for block in walk.blocks():
         yield replace(block, start=0) if is_first else block
         is_first = False
+
+
+def lines(text: str, start: int, *, end: int) -> Iterator[tuple[int, int]]:
+    """Where the lines of a stretch begin and end. No pattern finds that: in a long line it lets no other thread run."""
+    at = {"\n": -1, "\r": -1}  # the next of each
+    while start < end:
+        for sign in [sign for sign, place in at.items() if place < start]:
+            found = text.find(sign, start, end)
+            at[sign] = end if found < 0 else found
+        stop = min(at.values())
+        stop = min(end, stop + (2 if text.startswith("\r\n", stop, end) else 1))
+        yield start, stop
+        start = stop
 
 
 class _Walk:

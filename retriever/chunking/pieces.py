@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from retriever.chunking.blocks import LINE, BorderLevel, TextBlock, blocks
+from retriever.chunking.blocks import BorderLevel, TextBlock, blocks, lines
 from retriever.chunking.borders import thin_borders
 
 
@@ -113,8 +113,8 @@ def _borders(text: str, rung: TextPiece, *, radius: int) -> Iterator[tuple[int, 
 
 def _lines(text: str, start: int, *, end: int) -> Iterator[tuple[int, int]]:
     is_behind_blank = False
-    for match in LINE.finditer(text, start, end):
-        is_blank = match[0].isspace()
-        if not is_blank and match.start() > start:
-            yield match.start(), BorderLevel.BLANK if is_behind_blank else BorderLevel.LINE
+    for begin, stop in lines(text, start, end=end):
+        is_blank = text[begin:stop].isspace()
+        if not is_blank and begin > start:
+            yield begin, BorderLevel.BLANK if is_behind_blank else BorderLevel.LINE
         is_behind_blank = is_blank

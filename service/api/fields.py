@@ -56,6 +56,13 @@ class OneOf(Strict):
         return self
 
 
+def _some_text(text: str) -> str:
+    """Looks for `_SOME_TEXT` without a pattern, which would hold up all others where the text is large."""
+    if not text or text.isspace() or "\0" in text:
+        raise ValueError("this has nothing to read, or a NUL: say something, without NUL")
+    return text
+
+
 def _fitting_metadata(metadata: dict[str, object]) -> dict[str, object]:
     check_metadata(metadata)
     return metadata
@@ -109,7 +116,7 @@ ChunkId = Annotated[
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_-]+$")]
 Title = Annotated[str, StringConstraints(max_length=1000, pattern=_NO_NUL)]
 Name = Annotated[str, StringConstraints(max_length=1024, pattern=_NO_NUL)]
-Text = Annotated[str, StringConstraints(min_length=1, pattern=_SOME_TEXT)]
+Text = Annotated[str, AfterValidator(_some_text), Field(json_schema_extra={"minLength": 1, "pattern": _SOME_TEXT})]
 Metadata = Annotated[
     dict[str, object],
     AfterValidator(_fitting_metadata),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from retriever.chunking import Counter, CutRules, count_words, cut, pieces
+from retriever.chunking.blocks import lines
 from retriever.documents import PageStart
 from service.builtin import CHECKPOINT
 
@@ -44,6 +45,13 @@ SNIPPETS = [
     "\ud800", "a|b\n", ".!?" * 20, '."""', "```a`\n",
 ]  # fmt: skip
 TEXTS = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=30)), max_size=40).map("".join)
+
+
+@given(st.text("a\r\n \x85", max_size=12), st.integers(0, 12), st.integers(0, 12))
+def test_lines_end_where_their_pattern_says(text: str, start: int, stop: int) -> None:
+    start, stop = sorted((min(start, len(text)), min(stop, len(text))))
+    pattern = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+    assert [*lines(text, start, end=stop)] == [each.span() for each in pattern.finditer(text, start, stop)]
 
 
 @settings(max_examples=250, deadline=None)
