@@ -82,14 +82,24 @@ class FairQueue(Generic[Queued]):
             self._take(queued)
         return found
 
-    def next(self, fits: Callable[[Queued], bool], *, running: Mapping[str, int]) -> Queued | None:
-        """Takes the request whose turn it is and that fits. One that does not lets others by, but not for ever."""
+    def next(
+        self,
+        fits: Callable[[Queued], bool],
+        *,
+        running: Mapping[str, int],
+        has_share: Callable[[Queued], bool] = lambda queued: True,
+    ) -> Queued | None:
+        """Takes the request whose turn it is and that fits. One that does not lets others by, but not for ever, unless
+        it is its payer's own that leave no room.
+        """
         now = time.perf_counter()
         for payer in sorted(self._waiting, key=lambda each: self._spent.get(each, 0.0)):
             if self._yields(payer, running):
                 continue
             blocked, since = self._blocked.get(payer, (None, now))
             first = blocked or min(self._waiting[payer], key=self._rank)
+            if not has_share(first):
+                continue
             if fits(first):
                 self._take(first)
                 return first

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from blend.engine.answer_builder import QueuedRequest
+from blend.errors import PromptError
 
 MOST = 7 / 8  # of memory and places for one payer, for as long as others were here lately
 LATELY_S = 300.0
@@ -33,12 +34,22 @@ class KvBudget:
         """Whether these fit beside the capture at hand."""
         return self._taken(running) <= self._tokens - self._captured
 
+    def check(self, capacity: int, *, prompt: int, token_bytes: int) -> None:
+        """Raise PromptError for a request that does not fit where nothing else runs."""
+        if (needed := capacity + self._each) > self._tokens:
+            raise PromptError(
+                f"{prompt} prompt tokens and up to {capacity - prompt} new ones need {needed * token_bytes} bytes "
+                f"of KV, the budget is {self._tokens * token_bytes}: shorten the prompt, lower max_tokens or raise the "
+                "budget"
+            )
+
     def can_admit(self, queued: QueuedRequest, *, running: Sequence[QueuedRequest]) -> bool:
         """Whether a request fits beside those that run."""
-        payer = queued.request.payer
-        own = [each for each in running if each.request.payer == payer]
-        if len(running) >= self._places or not self.holds([*running, queued]):
-            return False
+        return len(running) < self._places and self.holds([*running, queued])
+
+    def has_share(self, queued: QueuedRequest, *, running: Sequence[QueuedRequest]) -> bool:
+        """Whether its payer leaves room for others with it; where it does not, it waits for its own answers alone."""
+        own = [each for each in running if each.payer == queued.payer]
         if not own or len(self._seen) < 2:
             return True
         most = MOST * (self._tokens - self._captured)

@@ -22,7 +22,7 @@ from blend.engine.engine import EngineLimits, EngineRequest, Event, Failed, Paye
 from blend.engine.fair_queue import CaptureDebts, FairQueue, StepShares
 from blend.engine.kv_budget import KvBudget
 from blend.engine.queued_turns import PassPace, QueuedTurns, T, Turns, one_by_one
-from blend.errors import Busy, Late, PromptError
+from blend.errors import Busy, Late
 from blend.fuse.fuse import fuse
 from blend.fuse.policy import check_runs
 from blend.fuse.prompt import lay_out
@@ -83,12 +83,7 @@ class LocalEngine:
         order, layers = request.order, self._decoder.model_layers
         check_runs(order.policy, ratio=order.ratio, has_states=bool(layers.states), replays=bool(layers.stretches))
         capacity = min(len(layout.ids) + request.most_tokens, self._decoder.window + 1)
-        needed = (capacity + self._decoder.state_tokens) * self._decoder.token_bytes
-        if needed > self.limits.kv_bytes:
-            raise PromptError(
-                f"{len(layout.ids)} prompt tokens and up to {request.most_tokens} new ones need {needed} bytes "
-                f"of KV, the budget is {self.limits.kv_bytes}: shorten the prompt, lower max_tokens or raise the budget"
-            )
+        self._budget.check(capacity, prompt=len(layout.ids), token_bytes=self._decoder.token_bytes)
         queued = QueuedRequest(request, layout, listen=listen, capacity=capacity)
         queued.expect(self._prefixes)
         with self._changed:
@@ -241,7 +236,10 @@ class LocalEngine:
                 queued.tell(Failed(_late()))
         running = [answer.queued for answer in self._running]
         with self._changed:
-            return self._waiting.next(partial(self._budget.can_admit, running=running), running=self._payers())
+            fits, has_share = (
+                partial(each, running=running) for each in (self._budget.can_admit, self._budget.has_share)
+            )
+            return self._waiting.next(fits, running=self._payers(), has_share=has_share)
 
     def _start(self, queued: QueuedRequest) -> None:
         self._fuse_began = time.perf_counter() - self._steps_s  # as if no step came between

@@ -230,9 +230,12 @@ def test_a_long_prompt_whose_beginning_is_kept_goes_before_a_shorter_new_one() -
     assert waits[1] < waits[0]
 
 
-def test_one_payer_leaves_room_where_another_was_here() -> None:
+@pytest.mark.parametrize("weight", [1.0, 1000.0])
+def test_one_payer_leaves_room_where_another_was_here(weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever of the two had less time, and however long those wait that it leaves no room for itself."""
+    monkeypatch.setattr("blend.engine.fair_queue.PATIENCE_S", -1.0)
     endless = Sampling(max_tokens=2000, ignore_eos=True)
-    with engine(ours("llama"), EngineLimits(running=8)) as to:
+    with engine(ours("llama"), EngineLimits(running=8, weights={"many": weight})) as to:
         Asked(to, EngineRequest(PLAIN, GREEDY, payer="one")).wait()
         many = [Asked(to, EngineRequest(PLAIN, endless, payer="many")) for _ in range(12)]
         for asked in many[:7]:
