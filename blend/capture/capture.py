@@ -159,7 +159,7 @@ class _Capture:
         context = self._decoder.context(capacity)
         context.states.mark = len(ids)
         prefixes.restore(ids, context, owner=itself)
-        if not context.exact:
+        if not context.placed:
             for start in range(0, len(ids), size):
                 own = ids[start : start + size]
                 rows = len(own) if self._decoder.model_layers.states else size  # a state takes in what fills up

@@ -14,7 +14,7 @@ from blend.errors import SamplingError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import PromptLayout
 from blend.run.context import Context
-from blend.run.prefixes import Prefixes
+from blend.run.prefixes import Prefixes, Session
 from blend.text.tokenizer import Detokenizer, Tokenizer
 
 OVERTAKES = 8.0  # times its own time: so much later may come what passes a prompt
@@ -24,14 +24,24 @@ class QueuedRequest(PendingRequest):
     """A request with its layout. The engine's thread alone calls all but `cancel`."""
 
     def __init__(
-        self, request: EngineRequest, layout: PromptLayout, *, listen: Callable[[Event], None], capacity: int
+        self,
+        request: EngineRequest,
+        layout: PromptLayout,
+        *,
+        listen: Callable[[Event], None],
+        capacity: int,
+        session: Session | None = None,
     ) -> None:
-        """Raises SamplingError where several answers are wanted, of which none is built here."""
+        """Raises SamplingError where several answers are wanted, of which none is built here.
+
+        `session`: whose rows it goes on with, and to which it leaves its own.
+        """
         if request.sampling.choices > 1 and request.receiver is None:
             raise SamplingError(f"choices must be 1, this engine gives one answer, got {request.sampling.choices}")
         super().__init__(request, listen)
         self.layout = layout
         self.capacity = capacity  # tokens that its context holds at most
+        self.session = session
         self.rows = self._rows()  # tokens of the prompt that are to be computed, about
 
     @property
@@ -63,16 +73,22 @@ class QueuedRequest(PendingRequest):
 
     def expect(self, prefixes: Prefixes) -> None:
         """Counts what it may take over as computed."""
-        self.rows = max(1, self.rows - prefixes.tokens(self._shareable, owner=self.request.owner))
+        owner, before = self.request.owner, 0
+        if self.session:
+            before = prefixes.tokens(self.layout.ids[:-1], owner=owner, session=self.session)
+        self.rows = max(1, self.rows - (before or prefixes.tokens(self._shareable, owner=owner)))
 
     def restore(self, prefixes: Prefixes, context: Context) -> None:
-        """Takes over what is kept of a prompt that began alike."""
-        prefixes.restore(self._shareable, context, owner=self.request.owner)
+        """Takes over what is kept of its session, or else of a prompt that began alike."""
+        if self.session:
+            prefixes.restore(self.layout.ids[:-1], context, owner=self.request.owner, session=self.session)
+        if not context.placed:
+            prefixes.restore(self._shareable, context, owner=self.request.owner)
         context.states.mark = self._beginning
 
     def keep(self, prefixes: Prefixes, context: Context) -> None:
         """Keeps what stands before the chunks, or else the prefix, for prompts that begin alike."""
-        if context.exact < self._beginning:
+        if context.placed < self._beginning:
             prefixes.keep(self.layout.ids[: self._beginning], context, owner=self.request.owner)
 
     @property
@@ -170,8 +186,11 @@ class AnswerBuilder:
         self.queued.end(reason, text=text, generated=len(self._text.generated))
 
     def keep(self, prefixes: Prefixes) -> None:
-        """Keeps prompt and answer for prompts that go on from it. Rows behind chunks may be off, and tell of these."""
-        request = self.queued.request
-        if self._is_whole and request.prompt.before_chunks is None and request.order.policy != "full":
-            computed = (*self.queued.layout.ids, *self._text.generated)[: self.slot]
-            prefixes.keep(computed, self.context, owner=request.owner)
+        """Keeps prompt and answer for prompts that go on from it. Rows behind chunks may be off, and tell of these: the
+        session alone gets them.
+        """
+        request, prompt = self.queued.request, self.queued.layout.ids
+        session = None if request.prompt.before_chunks is None else self.queued.session
+        if self._is_whole and request.order.policy != "full" and (session or request.prompt.before_chunks is None):
+            computed, least = (*prompt, *self._text.generated)[: self.slot], len(prompt) if session else 0
+            prefixes.keep(computed, self.context, owner=request.owner, session=session, least=least)

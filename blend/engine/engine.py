@@ -13,6 +13,7 @@ from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
 from blend.run.context import Context
+from blend.run.prefixes import Session
 from store.fingerprint import Fingerprint
 from store.record import Record
 
@@ -53,7 +54,8 @@ class EngineRequest:
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
     `payer`: whose share of the engine's time it takes. `within_s`: seconds until the answer has to be whole. `as_of`:
     when its texts were looked up, on the monotonic clock.
-    `session`: what whoever goes on with prompts keeps of one for the next, alike blended; empty for none.
+    `session`: what is kept of its prompt and answer, blended or not, serves the next of the same name alone, alike
+    blended; empty for none.
     `receiver`: whoever goes on with the prompt; the request is then over behind Ready, with nothing generated.
     """
 
@@ -72,6 +74,11 @@ class EngineRequest:
     def session_by_order(self) -> str:
         """The session, apart for each way to blend; empty for none."""
         return f"{self.order.policy} {self.order.ratio} {self.session}" if self.session else ""
+
+    @property
+    def of_session(self) -> Session | None:
+        """Whose rows it may go on with here; None for nobody's."""
+        return Session(self.payer, self.session_by_order, self.as_of) if self.session else None
 
     @property
     def most_tokens(self) -> int:
@@ -191,8 +198,14 @@ class Engine(Protocol):
         """How long a request of this payer would wait for its turn now."""
         ...
 
-    def kept(self, ids: Sequence[int], *, owner: str) -> int:
-        """How many of a prompt's first tokens are not computed again for this owner, as one before it began alike."""
+    def kept(self, ids: Sequence[int], *, owner: str, session: Session | None = None) -> int:
+        """How many of a prompt's first tokens are not computed again for this owner, as one before it began alike, or
+        was the session's last.
+        """
+        ...
+
+    def end_sessions(self, payer: str) -> None:
+        """Keep nothing of the payer's sessions, nor of what was looked up so far: something of it is deleted."""
         ...
 
     def capture(

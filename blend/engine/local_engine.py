@@ -28,7 +28,7 @@ from blend.fuse.policy import check_runs
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
 from blend.run.decoder import Decoder
-from blend.run.prefixes import Prefixes
+from blend.run.prefixes import Prefixes, Session
 from blend.run.spill import Spill
 from blend.text.tokenizer import Tokenizer
 from store.fingerprint import Fingerprint
@@ -84,7 +84,8 @@ class LocalEngine:
         check_runs(order.policy, ratio=order.ratio, has_states=bool(layers.states), replays=bool(layers.stretches))
         capacity = min(len(layout.ids) + request.most_tokens, self._decoder.window + 1)
         self._budget.check(capacity, prompt=len(layout.ids), token_bytes=self._decoder.token_bytes)
-        queued = QueuedRequest(request, layout, listen=listen, capacity=capacity)
+        session = None if layers.states else request.of_session  # no row before a state can be computed anew
+        queued = QueuedRequest(request, layout, listen=listen, capacity=capacity, session=session)
         queued.expect(self._prefixes)
         with self._changed:
             if self._closing:
@@ -119,9 +120,15 @@ class LocalEngine:
         with self._changed:
             return self._waiting.waits_s(payer)
 
-    def kept(self, ids: Sequence[int], *, owner: str) -> int:
+    def kept(self, ids: Sequence[int], *, owner: str, session: Session | None = None) -> int:
         """See `Engine.kept`."""
-        return self._prefixes.tokens(ids, owner=owner)
+        return self._prefixes.tokens(ids, owner=owner, session=session)
+
+    def end_sessions(self, payer: str) -> None:
+        """See `Engine.end_sessions`."""
+        with self._changed:
+            self._prefixes.end_sessions(payer)
+            self._changed.notify()
 
     def capture(
         self,
@@ -196,14 +203,15 @@ class LocalEngine:
                     job.fail(error)
 
     def _loop(self) -> None:
+        kept = self._prefixes
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._waiting or self._running or self._captures or self._closing, self._prefixes.left_s
+                    lambda: self._waiting or self._running or self._captures or self._closing or kept.left_s == 0.0,
+                    kept.left_s,
                 )
                 if self._closing and not (self._waiting or self._running or self._captures):
                     return
-            self._prefixes.expire()
             self._serve()
             with self._changed:
                 job = self._captures.next(lambda _: True, running={})
@@ -227,6 +235,7 @@ class LocalEngine:
                 return
 
     def _admit(self) -> QueuedRequest | None:
+        self._prefixes.expire()
         with self._changed:
             gone = self._waiting.removed(lambda queued: queued.cancelled or queued.left_s <= 0)
         for queued in gone:

@@ -8,7 +8,7 @@ of its own, except the last token's, which goes on to the logits.
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from torch import Tensor
 from blend.errors import NotFinite
 from blend.fuse.choice import AttentionChoice, DeviationChoice
 from blend.fuse.policy import DeviationFilter, QuestionProbe, Selection, select
-from blend.fuse.prompt import PromptLayout
+from blend.fuse.prompt import ChunkSpan, PromptLayout
 from blend.fuse.record_loader import DamagedRecord, Readers, RecordLoader
 from blend.run.context import Context, Slots, numbers, scattered
 from blend.run.decoder import Decoder
@@ -102,7 +102,9 @@ class Clock:
 def fuse(
     decoder: Decoder, layout: PromptLayout, *, context: Context, order: BlendOrder, readers: Readers
 ) -> FusedPrompt:
-    """Compute the layout into the context, except the slots that are exact there already."""
+    """Compute the layout into the context, behind the slots that are computed already; of these, too, what its policy
+    chooses of what they have from records, as long as their records are at hand.
+    """
     decoder.prepare(len(layout.ids))
     if decoder.model_layers.states:
         layout = layout.inexact()  # no record holds the states behind it
@@ -112,7 +114,7 @@ def fuse(
         layers = decoder.model_layers
         selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=layers.keeping)
         work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
-        wanted = {layer: selection.wanted(layer) for layer in layers.keeping}
+        wanted = {layer: work.missing(selection.wanted(layer)) for layer in layers.keeping}
         wanted |= dict.fromkeys(layers.inputs, selection.replaying)
         loader = RecordLoader(decoder, context, wanted=wanted, readers=readers)
         try:
@@ -128,6 +130,7 @@ def fuse(
         clock.seconds["wait"] = clock.seconds.get("wait", 0.0) + loader.waited_s
         if bool(torch.isfinite(logits).all()):
             work.finish_layers()
+            context.cached = work.cached
             return FusedPrompt(context, logits, work.report(layout, moved))
         if not selection.layout.spans:
             raise NotFinite("the model's first logits are not finite: its weights are damaged, or overflow its dtype")
@@ -151,16 +154,29 @@ class _Fuse:
         self._ids = numbers(layout.ids, device=decoder.device)
         self._cached = torch.zeros(len(layout.ids), dtype=torch.bool)
         self._exact = torch.zeros(len(layout.ids), dtype=torch.bool)
-        self._exact[: context.exact] = True
         for each in layout.spans:
             (self._exact if each.exact else self._cached)[each.start : each.stop] = True
+        self._exact[: context.placed] = True
+        if context.cached is not None:
+            self._exact[: len(context.cached)] = ~context.cached
+        self._cached &= ~self._exact
         self._forced = torch.zeros_like(self._cached)
         self._forced[list(selection.forced)] = True
+        self._forced &= ~self._exact
         self._replayed = torch.zeros_like(self._cached)
         self._replayed[list(selection.replayed)] = True
         self._feed: RecordLoader | None = None
         self._open = deque(decoder.model_layers.keeping)  # the layers that are not final yet
         self._stages: list[Tensor] = []
+
+    @property
+    def cached(self) -> Tensor:
+        """Flags of the slots that stay as their records have them."""
+        return self._cached & ~self._stages[-1]
+
+    def missing(self, spans: Sequence[ChunkSpan]) -> list[ChunkSpan]:
+        """Those of the spans that do not stand in the context."""
+        return [each for each in spans if each.start >= self._context.placed]
 
     def run(self, loader: RecordLoader) -> Tensor:
         """Computes the prompt; returns the last token's logits."""
@@ -174,7 +190,7 @@ class _Fuse:
             rows &= ~self._cached | chosen
             is_done = probe.layers[-1] == self._open[-1] and not self._decoder.model_layers.states
             if is_done:  # rows before the first chosen slot are computed already
-                rows[: _numbers(chosen)[0]] = False
+                rows[: next(iter(_numbers(chosen)), len(rows) - 1)] = False
         elif not filters:
             rows &= ~self._cached | self._forced
         if probe or not filters:

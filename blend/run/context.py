@@ -191,7 +191,8 @@ class Context(LayerBuffers):
     ) -> None:
         self.token_bytes = token_bytes(shapes, dtype)
         self.capacity = capacity
-        self.exact = 0  # first slots that hold a full prefill's keys and values already, and states behind them
+        self.placed = 0  # first slots that are computed already, and states behind them
+        self.cached: Tensor | None = None  # flags of those that are as a record has them; None: full prefill's, all
         kept = [each for each in shapes if each]
         keys = [(each.key_heads, capacity, each.key_dim) for each in kept]
         values = [(each.value_heads, capacity, each.value_dim) for each in kept]

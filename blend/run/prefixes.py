@@ -1,16 +1,18 @@
-"""The beginnings of prompts that are kept for prompts that begin alike: exact rows alone, in memory, and on the disk
-where memory has no room for them. Knows no engine.
+"""The beginnings of prompts that are kept for prompts that begin alike: in memory, and on the disk where memory has no
+room for exact ones. Knows no engine.
 """
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from blend.run.context import Context
 from blend.run.spill import Spill, SpilledContext
@@ -22,13 +24,27 @@ KEPT_S = 3600.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Prompts of one conversation, alike blended: what they leave may hold documents, and goes on to no others.
+
+    `as_of`: when the documents of this prompt were looked up, on the monotonic clock.
+    """
+
+    payer: str
+    name: str
+    as_of: float = field(default_factory=time.monotonic, compare=False)
+
+
 @dataclass(slots=True, eq=False)
 class _Beginning:
     owner: str
+    session: Session | None
     ids: NDArray[np.int64]
     context: Context | SpilledContext
     until: float
-    has_states: bool
+    least: int  # tokens that a prompt has in common with it, or nothing is of use to it
+    cached: Tensor | None  # as a context's
     on_disk: bool = False  # or on its way there
 
     def common(self, ids: NDArray[np.int64]) -> int:
@@ -38,14 +54,14 @@ class _Beginning:
         return int(differing[0]) if len(differing) else size
 
     def usable(self, ids: NDArray[np.int64]) -> int:
-        """How many of its rows a prompt may begin with. A state is known behind the last one alone."""
+        """How many of its rows a prompt may begin with."""
         common = self.common(ids)
-        return 0 if self.has_states and common < len(self.ids) else common
+        return common if common >= self.least else 0
 
 
 class Prefixes:
     """Keeps the beginnings that were used last, within a number of bytes and a time since their last use. What is kept
-    for one owner serves no other. Used by one thread, but for `tokens`.
+    for one owner serves no other. Used by one thread, but for `tokens` and `end_sessions`.
 
     Where there is a `spill`, it gets what memory has no room for.
     """
@@ -56,51 +72,71 @@ class Prefixes:
         self._room = bytes_at_most
         self._spill = spill
         self._clock = clock
+        self._ended: dict[str, float] = {}  # when all sessions of a payer last were
         self._kept: list[_Beginning] = []  # the one used last is the last; never changed, but replaced
 
     @property
     def left_s(self) -> float | None:
         """How long the first of them stays if nobody uses it; None where there is none."""
-        return max(0.0, min(each.until for each in self._kept) - self._clock()) if self._kept else None
+        left = [0.0 if self._is_over(each.session) else each.until - self._clock() for each in self._kept]
+        return max(0.0, min(left)) if left else None
 
-    def tokens(self, ids: Sequence[int], *, owner: str) -> int:
-        """How many of these the longest beginning has that is kept for the owner."""
-        return self._longest(ids, owner)[0]
+    def tokens(self, ids: Sequence[int], *, owner: str, session: Session | None = None) -> int:
+        """How many of these the longest beginning has that is kept for the owner, and the session."""
+        return self._longest(ids, owner, session=session)[0]
 
-    def restore(self, ids: Sequence[int], context: Context, *, owner: str = "") -> None:
-        """Copy the longest beginning of these ids that is kept for the owner into the context's first slots."""
+    def restore(self, ids: Sequence[int], context: Context, *, owner: str = "", session: Session | None = None) -> None:
+        """Copy the longest beginning of these ids that is kept for them into the context's first slots."""
         self.expire()
-        tokens, found = self._longest(ids, owner)
+        tokens, found = self._longest(ids, owner, session=session)
         rows = self._read(found) if found and tokens else None
         if found and rows:
             self._use(found)
             context.copy_first(tokens, rows)
-            context.exact = tokens
+            context.placed, context.cached = tokens, found.cached
 
-    def keep(self, ids: Sequence[int], context: Context, *, owner: str = "") -> None:
-        """Keep these first tokens as the context holds them, computed in place, and the states behind them."""
+    def keep(
+        self, ids: Sequence[int], context: Context, *, owner: str = "", session: Session | None = None, least: int = 0
+    ) -> None:
+        """Keep these first tokens as the context holds them, and the states behind them. A prompt gets nothing of it
+        that has not the first `least` tokens in common. Only what is a session's may have rows out of records.
+        """
         states, wanted = context.states.behind(len(ids)), np.asarray(ids, np.int64)
-        if not len(wanted) or states is None or len(wanted) * context.token_bytes + states.nbytes > self._room:
+        if not len(wanted) or states is None or self._is_over(session):
             return
-        tokens, found = self._longest(ids, owner)
+        if len(wanted) * context.token_bytes + states.nbytes > self._room:
+            return
+        tokens, found = self._longest(ids, owner, session=session)
         if found and tokens == len(wanted) and not found.on_disk:
             self._use(found)
             return
-        has_states = bool(states.nbytes)  # each state is of use behind its own last token alone
-        least = len(wanted) if has_states else 0
-        own = [each for each in self._kept if each.owner == owner and len(each.ids) >= least]
+        own = self._own(owner, session)
+        if states.nbytes:  # each state is of use behind its own last token alone
+            least, own = len(wanted), [each for each in own if len(each.ids) >= len(wanted)]
         covered = [each for each in own if each.common(wanted) == len(each.ids)]
-        added = _Beginning(owner, wanted, context.first(len(wanted)), self._clock() + KEPT_S, has_states)
+        rows, until = context.first(len(wanted)), self._clock() + KEPT_S
+        added = _Beginning(owner, session, wanted, rows, until, least, context.cached if session else None)
         self._kept = self._within([*_without(self._kept, covered), added])
+
+    def end_sessions(self, payer: str) -> None:
+        """Keep nothing of this payer's sessions whose documents were looked up so far."""
+        self._ended[payer] = self._clock()
+
+    def _is_over(self, session: Session | None) -> bool:
+        return session is not None and session.as_of <= self._ended.get(session.payer, -math.inf)
 
     def expire(self) -> None:
         """Drop what was not used for too long."""
         now = self._clock()
-        self._kept = [each for each in self._kept if each.until > now]
+        self._kept = [each for each in self._kept if each.until > now and not self._is_over(each.session)]
 
-    def _longest(self, ids: Sequence[int], owner: str) -> tuple[int, _Beginning | None]:
+    def _own(self, owner: str, session: Session | None) -> list[_Beginning]:
+        own = [each for each in self._kept if (each.owner, each.session) == (owner, session)]
+        return [each for each in own if not self._is_over(each.session)]
+
+    def _longest(self, ids: Sequence[int], owner: str, *, session: Session | None) -> tuple[int, _Beginning | None]:
         wanted = np.asarray(ids, np.int64)
-        own = [(each.usable(wanted), each) for each in self._kept if each.owner == owner]
+        own = [(each.usable(wanted), each) for each in self._own(owner, session)]
         return max(own, key=lambda each: each[0], default=(0, None))
 
     def _use(self, beginning: _Beginning) -> None:
@@ -132,7 +168,8 @@ class Prefixes:
         taken = sum(each.context.nbytes for each in on_disk)
         gone = _beyond(self._spill.room(taken), [*on_disk[1 - FILES :], leaving]) if self._spill else [leaving]
         gone += on_disk[: 1 - FILES]
-        if self._spill and leaving not in gone and self._spill.put(leaving.context, partial(_moved, leaving)):
+        may_go = not leaving.session and leaving not in gone  # what documents are in stays in memory
+        if self._spill and may_go and self._spill.put(leaving.context, partial(_moved, leaving)):
             leaving.on_disk = True
             return _without(kept, gone)
         return _without(kept, [*gone, leaving])

@@ -47,7 +47,7 @@ SecondsGiven = Annotated[
         description="Seconds in which the answer has to be whole; refused at once where that cannot be",
     ),
 ]
-SESSION = "The conversation, for vLLM to keep what it has of it for this key's next turn"
+SESSION = "The conversation: what is computed of it is kept, blended too, for this key's next turn that begins alike"
 
 
 class MessageIn(Strict):

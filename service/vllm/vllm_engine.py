@@ -22,6 +22,7 @@ from blend.engine.sampling import Sampling
 from blend.errors import BlendError, Late, PromptError
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import ChunkSegment, lay_out
+from blend.run.prefixes import Session
 from service.errors import Invalid, ServiceError, Unavailable
 from service.model.logit_processors import needs_generator, openai_fields
 from service.telemetry.logs import fields
@@ -108,8 +109,11 @@ class VllmEngine:
     def waits_s(self, payer: str) -> float:
         return self._local.waits_s(payer)
 
-    def kept(self, ids: Sequence[int], *, owner: str) -> int:
-        return 0  # what vLLM keeps it knows
+    def kept(self, ids: Sequence[int], *, owner: str, session: Session | None = None) -> int:
+        return self._local.kept(ids, owner=owner, session=session) if session else 0  # what else vLLM keeps it knows
+
+    def end_sessions(self, payer: str) -> None:
+        self._local.end_sessions(payer)
 
     def capture(
         self,

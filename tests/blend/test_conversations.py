@@ -1,13 +1,17 @@
 """Prompts that begin alike: what of them is computed once, and that they are answered as transformers answers."""
 
 import dataclasses
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blend.engine.engine import EngineLimits, EngineRequest
+from blend.engine.local_engine import LocalEngine
 from blend.fuse.fuse import BlendOrder
-from blend.fuse.prompt import ChunkSegment, Prompt
+from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from tests.blend import dense
 from tests.blend.asking import Asked, engine
 from tests.blend.families import HYBRIDS, draw, native, ours
@@ -74,3 +78,98 @@ def test_turns_go_on_from_the_disk_where_memory_has_room_for_one_conversation(na
     first = len(PLAIN.ids) + 12 + 16 - 1
     assert reused[2:4] == [first, first + 1]
     assert reused[4] > first
+
+
+def turns(to: LocalEngine, first: EngineRequest, turn: Sequence[int]) -> tuple[Asked, EngineRequest]:
+    """What answers a request, and the request that goes on behind the answer."""
+    asked, prompt = Asked(to, first).wait(), first.prompt
+    said = TextSegment((*prompt.suffix, *asked.ids))
+    return asked, dataclasses.replace(first, prompt=Prompt(PREFIX, (*prompt.segments, said), tuple(turn)))
+
+
+@pytest.mark.parametrize("order", [BlendOrder("reuse"), BlendOrder("heads", 0.3), BlendOrder(ratio=1.0)], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3", "qwen3.5"])
+def test_a_session_answers_as_if_each_turn_were_blended_anew_and_computes_what_is_new(
+    name: str, order: BlendOrder
+) -> None:
+    """By orders whose choice is the documents' alone, so that both compute the same rows."""
+    model, (turn, third) = ours(name), draw(8, 12, 13)
+    first = EngineRequest(MIXED.prompt(model), GREEDY, order, owner="one", session="s")
+    anew = dataclasses.replace(first, session="")
+    with engine(model) as to:
+        one, two = turns(to, first, turn)
+        second, three = turns(to, two, third)
+        last = Asked(to, three).wait()
+        for asked, request in ((one, first), (second, two), (last, three)):
+            again = Asked(to, dataclasses.replace(anew, prompt=request.prompt)).wait()
+            assert asked.ids == again.ids
+            if order.ratio == 1.0:
+                assert asked.ids == dense.greedy(native(name), request.prompt.ids, 16)[0]
+    fresh = [each.ready.report.fresh + each.ready.report.recomputed for each in (second, last)]
+    assert name in HYBRIDS or fresh == [len(turn) + 1, len(third) + 1]
+
+
+@pytest.mark.parametrize(
+    "policy", ["ask/rows=question/layers=third", "ask/layers=2/check=1/times=2", "deviation", "hybrid"]
+)
+def test_what_a_session_computes_anew_for_each_question_adds_up(policy: str) -> None:
+    """Rows that one question chose stay; the next one chooses among the others, within its own budget."""
+    model, (turn,), order = ours("llama"), draw(9, 12), BlendOrder(policy, 0.3)
+    with engine(model) as to:
+        first = EngineRequest(MIXED.prompt(model), GREEDY, order, session="s")
+        one, further = turns(to, first, turn)
+        two = Asked(to, further).wait()
+        alone = Asked(to, dataclasses.replace(further, session="")).wait()
+        full = Asked(to, dataclasses.replace(further, order=BlendOrder("full"))).wait()
+    chosen, more = (set(each.ready.report.stages[-1]) for each in (one, two))
+    assert chosen and more and not chosen & more
+    assert len(more) <= len(alone.ready.report.stages[-1])
+    assert two.ready.report.fresh == len(turn) + 1
+    assert full.ready.report.reused == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"session": "t"},
+        {"owner": "another"},
+        {"payer": "another"},
+        {"order": BlendOrder("heads", 0.2)},
+        {"order": BlendOrder("full")},
+        {"session": ""},
+    ],
+    ids=str,
+)
+def test_another_session_owner_payer_or_order_gains_nothing(other: dict[str, Any]) -> None:
+    model, (turn,) = ours("llama"), draw(8, 12)
+    first = EngineRequest(MIXED.prompt(model), GREEDY, BlendOrder("heads", 0.3), "one", "tenant", session="s")
+    with engine(model) as to:
+        _, further = turns(to, first, turn)
+        theirs = dataclasses.replace(further, **other)
+        before = Asked(to, dataclasses.replace(theirs, owner="nobody", session="")).wait()
+        assert Asked(to, theirs).wait().ready.report.reused <= before.ready.report.reused + len(PREFIX)
+        assert Asked(to, further).wait().ready.report.fresh == len(turn) + 1
+
+
+def test_what_is_deleted_ends_its_payers_sessions_those_on_their_way_too() -> None:
+    model, (turn,) = ours("llama"), draw(8, 12)
+    first = EngineRequest(MIXED.prompt(model), GREEDY, BlendOrder("reuse"), "one", "tenant", session="s")
+    other = dataclasses.replace(first, payer="other", owner="another")
+    with engine(model) as to:
+        _, further = turns(to, first, turn)
+        _, theirs = turns(to, other, turn)
+        late = dataclasses.replace(first, prompt=MIXED.prompt(model), as_of=time.monotonic(), session="late")
+        to.end_sessions("tenant")
+        _, behind = turns(to, late, turn)
+        further, behind, theirs = (
+            dataclasses.replace(each, as_of=time.monotonic()) for each in (further, behind, theirs)
+        )
+        assert all(
+            to._prefixes.tokens(each.prompt.ids, owner="one", session=each.of_session) == 0
+            for each in (further, behind)
+        )
+        assert not [each for each in to._prefixes._kept if each.session and each.session.payer == "tenant"]
+        assert Asked(to, theirs).wait().ready.report.fresh == len(turn) + 1
+        again, more = turns(to, dataclasses.replace(first, as_of=time.monotonic()), turn)
+        assert again.ready.report.fresh > len(turn) + 1
+        assert Asked(to, more).wait().ready.report.fresh == len(turn) + 1

@@ -46,9 +46,9 @@ def restored(prefixes: Prefixes, ids: Ids, owner: str) -> int:
     found, wanted = context(), context(owner, ids)
     prefixes.restore(ids, found, owner=owner)
     for layer in found.layers:
-        rows = [each.part(layer, slice(found.exact)) for each in (found, wanted)]
+        rows = [each.part(layer, slice(found.placed)) for each in (found, wanted)]
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(*rows, strict=True))
-    return found.exact
+    return found.placed
 
 
 def common(one: Ids, other: Ids) -> int:
@@ -172,7 +172,7 @@ def test_the_states_behind_a_beginning_come_back_from_the_disk(tmp_path: Path) -
     found = context()
     prefixes.restore(ids, found, owner="a")
     back = found.states.before(1, 3)
-    assert found.exact == 3 and back is not None
+    assert found.placed == 3 and back is not None
     assert (back.first, back.stop, back.parts[1]) == (0, 3, None)
     assert back.parts[0] is not None and state.parts[0] is not None and torch.equal(back.parts[0], state.parts[0])
     assert restored(prefixes, (1, 2), "a") == 0  # a state is known behind the last token alone

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import cast
 
 import httpx
 import pytest
 
+from blend.engine.local_engine import LocalEngine
 from retriever.documents import Json, chunk_id
 from service.access.principal import Role
 from tests.service import steps
-from tests.service.serving import Inside, good, in_process, put_in, settings_in
+from tests.service.serving import Inside, good, in_process, put_in, settings_in, wait_for
 from tests.service.steps import Foreign, Step, Told
 from tests.service.test_chunk_contexts import settled
 
@@ -255,6 +257,36 @@ def test_a_conversation_that_goes_on_computes_what_is_new_for_its_key_alone(serv
     grown = [later - earlier for earlier, later in pairwise(taken)]
     assert all(each > 8 for each in grown[len(behind) :]), taken
     assert taken[-1] - of_other > 16
+
+
+def test_a_session_over_documents_computes_what_is_new_for_its_key_alone_until_one_is_deleted(service: Inside) -> None:
+    """The documents stand where the conversation begins, so that each turn's prompt begins with the one before."""
+
+    def turn(client: httpx.Client, said: list[Json], question: str, **more: object) -> tuple[list[Json], int]:
+        asked = [*said, {"role": "user", "content": question}]
+        wanted = {**steps.chat(""), "messages": asked, "blend": {"policy": "reuse"}, **more}
+        told = good(client.post("/v1/chat/completions", json=wanted))
+        usage = told["usage"]
+        computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        return [*asked, {"role": "assistant", "content": told["choices"][0]["message"]["content"]}], computed
+
+    questions = [f"Where does heron {at} of Fenhaven sleep?" for at in range(3)]
+    with client_in(service, "sessions") as one, client_in(service, "sessions") as other:
+        put_in(
+            one, [{"id": f"{at}", "chunks": [{"text": each}]} for at, each in enumerate((steps.LETTER, steps.LEDGER))]
+        )
+        read = [{"role": "user", "content": f"{steps.LETTER}\n\n{steps.LEDGER}\n\nRead this."}]
+        said, first = turn(one, read, questions[0], session="s")
+        further, second = turn(one, said, questions[1], session="s")
+        strangers = [turn(one, said, questions[1])[1], turn(other, said, questions[1], session="s")[1]]
+        assert second < 40 and min(strangers) > second + 20, (first, second, strangers)
+        last, third = turn(one, further, questions[2], session="s")
+        assert third < 40
+        kept = cast(LocalEngine, service.core.model.engine)._prefixes
+        assert any(each.session for each in kept._kept)
+        good(one.delete("/v1/documents/1"))
+        wait_for(lambda: not any(each.session for each in kept._kept), "what the session had kept is gone")
+        assert turn(one, last, questions[0], session="s")[1] > third + 20
 
 
 def test_cursors_count_nothing_of_others(service: Inside) -> None:

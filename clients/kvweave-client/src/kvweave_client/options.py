@@ -104,7 +104,7 @@ class SearchOptions(TypedDict, total=False):
 class QueryOptions(TypedDict, total=False):
     """What an answer rests on, and how it is made. `top_k` 0 searches nothing.
 
-    `session`: the conversation, of which vLLM keeps what it has for this key's next turn, where it generates.
+    `session`: the conversation: what is computed of it is kept for this key's next turn that begins alike.
     """
 
     system: str | None
