@@ -192,5 +192,6 @@ class AnswerBuilder:
         request, prompt = self.queued.request, self.queued.layout.ids
         session = None if request.prompt.before_chunks is None else self.queued.session
         if self._is_whole and request.order.policy != "full" and (session or request.prompt.before_chunks is None):
-            computed, least = (*prompt, *self._text.generated)[: self.slot], len(prompt) if session else 0
+            computed = (*prompt, *self._text.generated)[: self.slot]
+            least = min(len(prompt), len(computed)) if session else 0
             prefixes.keep(computed, self.context, owner=request.owner, session=session, least=least)

@@ -158,7 +158,8 @@ class _Fuse:
             (self._exact if each.exact else self._cached)[each.start : each.stop] = True
         self._exact[: context.placed] = True
         if context.cached is not None:
-            self._exact[: len(context.cached)] = ~context.cached
+            own = context.cached[: context.placed]
+            self._exact[: len(own)] = ~own
         self._cached &= ~self._exact
         self._forced = torch.zeros_like(self._cached)
         self._forced[list(selection.forced)] = True

@@ -5,15 +5,18 @@ prompt is all that was said before and a question; `waiting` is the same with me
 `documents`: questions about `--documents` of `--chunks` chunks of 256 tokens, each document asked about in every one of
 `--rounds`, in an order by chance; beginnings of prompts have memory for `--held` of the documents. `cut`: a
 conversation whose turns each bring a document of two chunks and that must fit `WINDOW` tokens: turns are cut from the
-front, which moves all that follows; prompts of which none was cut do not count.
+front, which moves all that follows; prompts of which none was cut do not count. `grown`: the first `--turns` of it
+without a window, so that each prompt begins with the one before.
 
 The ways: `full` computes all; `prefix` goes on from the longest beginning that a prompt before it had; `disk` as well,
 where those that memory has no room for wait there; `ours` has records of documents' chunks in q4 in LMDB, wherever they
-stand, computes `--ratio` of them anew, and goes on as `prefix` does up to the first chunk. An engine in this process, a
-model of `--shape` with random weights. `first s` is a middle, `reused` a share of the tokens.
+stand, computes `--ratio` of them anew, and goes on as `prefix` does up to the first chunk; `session` as well goes on
+from what its last prompt left. An engine in this process, a model of `--shape` with random weights. `first s` is a
+middle, `reused` a share of the tokens.
 """
 
 import argparse
+import math
 import random
 import statistics
 import time
@@ -39,6 +42,7 @@ CHUNK, SYSTEM, SAID, ANSWER = 256, 128, 60, 16  # tokens
 LONG_SYSTEM = 1000  # of `turns`, which have no documents
 WINDOW, BROUGHT = 2400, 2  # tokens, and chunks of a turn's document
 WAYS, WAITING = ("full", "prefix", "ours"), ("full", "prefix", "disk")
+GROWN, OURS = (*WAYS, "session"), ("ours", "session")
 
 
 @dataclass(slots=True)
@@ -77,7 +81,7 @@ class Bench:
         return self.model.decoder.vocabulary
 
     def order(self, way: str) -> BlendOrder:
-        return {"full": FULL, "ours": BlendOrder("ask", self.options.ratio)}.get(way, PREFIX)
+        return BlendOrder("ask", self.options.ratio) if way in OURS else FULL if way == "full" else PREFIX
 
     def engine(self, tokens: int, way: str) -> LocalEngine:
         """An engine with memory for beginnings of so many tokens."""
@@ -139,24 +143,36 @@ def documents(bench: Bench, way: str, engine: LocalEngine) -> Iterator[Asked]:
 
 def cut(bench: Bench, way: str, engine: LocalEngine) -> Iterator[Asked]:
     """One conversation; turns leave at its front as long as it is longer than the window."""
-    chance, size = random.Random(SEED), BROUGHT
+    for turn, (asked, before) in enumerate(_brought(bench, way, engine, turns=bench.options.cut_turns, window=WINDOW)):
+        if before < turn:
+            yield asked
+
+
+def grown(bench: Bench, way: str, engine: LocalEngine) -> Iterator[Asked]:
+    """One conversation, whole in each prompt."""
+    yield from (asked for asked, _ in _brought(bench, way, engine, turns=bench.options.turns, window=math.inf))
+
+
+def _brought(bench: Bench, way: str, engine: LocalEngine, *, turns: int, window: float) -> Iterator[tuple[Asked, int]]:
+    """Turns that each bring a document, and how many before them are left in the prompt."""
+    chance, size, has_records = random.Random(SEED), BROUGHT, way in OURS
     prefix = tuple(drawn(SYSTEM, chance, vocabulary=bench.words))
-    texts = [tuple(drawn(CHUNK, chance, vocabulary=bench.words)) for _ in range(size * bench.options.cut_turns)]
+    texts = [tuple(drawn(CHUNK, chance, vocabulary=bench.words)) for _ in range(size * turns)]
     history = list[list[Said]]()
-    with closing(StoredChunks(bench.model, engine, bench.folder / f"cut-{way}", prefix=prefix)) as chunks:
-        chunks.add(texts) if way == "ours" else chunks.ids.extend(texts)
-        for turn in range(bench.options.cut_turns):
+    with closing(StoredChunks(bench.model, engine, bench.folder / f"{window}-{way}", prefix=prefix)) as chunks:
+        chunks.add(texts) if has_records else chunks.ids.extend(texts)
+        for turn in range(turns):
             brought = [Said(chunks.ids[number], number) for number in range(turn * size, (turn + 1) * size)]
             question = tuple(drawn(SAID, chance, vocabulary=bench.words))
-            while SYSTEM + sum(_tokens(each) for each in (*history, brought)) + SAID > WINDOW:
+            while SYSTEM + sum(_tokens(each) for each in (*history, brought)) + SAID > window:
                 del history[0]
             before = [part for each in (*history, brought) for part in each]
-            made = _with_records(chunks, before, question) if way == "ours" else _as_text(chunks, before, question)
-            asked = ask(engine, made, order=bench.order(way), most=ANSWER)
+            made = _with_records(chunks, before, question) if has_records else _as_text(chunks, before, question)
+            session = "s" if way == "session" else ""
+            asked = ask(engine, made, order=bench.order(way), most=ANSWER, session=session)
             asked.over.wait()
+            yield asked, len(history)
             history.append([*brought, Said((*question, *asked.answer))])
-            if len(history) <= turn:
-                yield asked
 
 
 def _tokens(turn: Sequence[Said]) -> int:
@@ -215,6 +231,7 @@ def main() -> None:
             "waiting": each_way(bench, round(1.5 * longest), turns, ways=WAITING),
             "documents": each_way(bench, held, documents),
             "cut": each_way(bench, 1 << 15, cut),
+            "grown": each_way(bench, 1 << 15, grown, ways=GROWN),
         }
     print("\n".join(line for name, each in found.items() for line in shown(name, each)))
     picture(found, options.picture)

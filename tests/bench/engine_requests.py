@@ -57,10 +57,11 @@ class Asked:
             raise event.error
 
 
-def ask(engine: LocalEngine, prompt: Prompt, *, order: BlendOrder, most: int = 1) -> Asked:
+def ask(engine: LocalEngine, prompt: Prompt, *, order: BlendOrder, most: int = 1, session: str = "") -> Asked:
     """Hands a prompt in, for an answer of `most` tokens."""
     asked = Asked(len(prompt.ids))
-    engine.submit(EngineRequest(prompt, Sampling(max_tokens=most, ignore_eos=True), order), asked.hear)
+    sampling = Sampling(max_tokens=most, ignore_eos=True)
+    engine.submit(EngineRequest(prompt, sampling, order, session=session), asked.hear)
     return asked
 
 

@@ -113,19 +113,22 @@ def test_a_session_answers_as_if_each_turn_were_blended_anew_and_computes_what_i
     "policy", ["ask/rows=question/layers=third", "ask/layers=2/check=1/times=2", "deviation", "hybrid"]
 )
 def test_what_a_session_computes_anew_for_each_question_adds_up(policy: str) -> None:
-    """Rows that one question chose stay; the next one chooses among the others, within its own budget."""
-    model, (turn,), order = ours("llama"), draw(9, 12), BlendOrder(policy, 0.3)
+    """Rows that one question chose stay; the next one chooses among the others, in its budget, until none is left."""
+    model, questions, chosen = ours("llama"), draw(9, 12, 11, 10, 12), list[set[int]]()
+    request = EngineRequest(MIXED.prompt(model), GREEDY, BlendOrder(policy, 0.4), session="s")
     with engine(model) as to:
-        first = EngineRequest(MIXED.prompt(model), GREEDY, order, session="s")
-        one, further = turns(to, first, turn)
-        two = Asked(to, further).wait()
-        alone = Asked(to, dataclasses.replace(further, session="")).wait()
-        full = Asked(to, dataclasses.replace(further, order=BlendOrder("full"))).wait()
-    chosen, more = (set(each.ready.report.stages[-1]) for each in (one, two))
-    assert chosen and more and not chosen & more
-    assert len(more) <= len(alone.ready.report.stages[-1])
-    assert two.ready.report.fresh == len(turn) + 1
-    assert full.ready.report.reused == 0
+        for number, question in enumerate(questions):
+            alone = Asked(to, dataclasses.replace(request, session="")).wait()
+            asked, further = turns(to, request, question)
+            chosen.append({*asked.ready.report.stages[-1]})
+            assert len(chosen[-1]) <= len(alone.ready.report.stages[-1])
+            assert number == 0 or asked.ready.report.fresh == len(request.prompt.suffix) + 1
+            request = further
+    cached = sum(
+        len(each.ids) for each in MIXED.prompt(model).segments if isinstance(each, ChunkSegment) and each.source
+    )
+    assert len(set[int]().union(*chosen)) == sum(map(len, chosen)) <= cached
+    assert chosen[0] and chosen[1] and not chosen[-1]
 
 
 @pytest.mark.parametrize(
