@@ -140,6 +140,8 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
         moves = tenant.captures.chunk("", before.metadata) != tenant.captures.chunk("", row.metadata)
         if moves:
             settle(change, [row.id], fields=tenant.captures.domain_fields)
+    if moves:
+        tenant.void()
     with tenant.catalog.view() as view:
         if moves:
             by.core.ingest.move(tenant, view.passages(row.id))

@@ -106,7 +106,7 @@ class Tenant:
         return self._removed(removal)
 
     def _removed(self, removal: Removal) -> Removed:
-        self._void()
+        self.void()
         is_swept = self.sweep(SWEEP_S, kept=removal.kept)
         return Removed(removal.gone, removal.kept, self._peers.passed(self.name) and is_swept)
 
@@ -141,7 +141,7 @@ class Tenant:
                 rows = view.moved(_SWEPT, swept=False)
             if not rows:
                 return True
-            self._void()
+            self.void()
             try:
                 stale, uses = self.caches.moved([*{chunk for _, chunk in rows}])
                 with self.catalog.change() as change:  # before they go: who is killed meanwhile would not know it later
@@ -223,7 +223,7 @@ class Tenant:
     def _forget(self, chunks: Sequence[str], *, until: float) -> bool:
         """Deletes the blobs of these chunks. Returns whether all went. A kill in between costs that some go twice."""
         if chunks:
-            self._void()
+            self.void()
         try:
             return self._delete([Scope(self.name, chunk) for chunk in chunks], until=until)
         except StoreError as error:
@@ -242,8 +242,8 @@ class Tenant:
                 self._together *= 2
         return not left
 
-    def _void(self) -> None:
-        """Lets go of prompts that wait to be fetched: what is gone may be in them."""
+    def void(self) -> None:
+        """Lets go of prompts that wait to be fetched, and of sessions: what is gone or moved may be in them."""
         self.model.let_go(self.name)
 
 

@@ -259,7 +259,10 @@ def test_a_conversation_that_goes_on_computes_what_is_new_for_its_key_alone(serv
     assert taken[-1] - of_other > 16
 
 
-def test_a_session_over_documents_computes_what_is_new_for_its_key_alone_until_one_is_deleted(service: Inside) -> None:
+@pytest.mark.parametrize("end", ["DELETE", "PATCH"])
+def test_a_session_over_documents_computes_what_is_new_for_its_key_alone_until_one_goes(
+    service: Inside, end: str
+) -> None:
     """The documents stand where the conversation begins, so that each turn's prompt begins with the one before."""
 
     def turn(client: httpx.Client, said: list[Json], question: str, **more: object) -> tuple[list[Json], int]:
@@ -271,9 +274,10 @@ def test_a_session_over_documents_computes_what_is_new_for_its_key_alone_until_o
         return [*asked, {"role": "assistant", "content": told["choices"][0]["message"]["content"]}], computed
 
     questions = [f"Where does heron {at} of Fenhaven sleep?" for at in range(3)]
-    with client_in(service, "sessions") as one, client_in(service, "sessions") as other:
+    tenant, texts = f"sessions-{end.lower()}", (steps.LETTER, steps.LEDGER)
+    with client_in(service, tenant) as one, client_in(service, tenant, bound=steps.TEAM) as other:
         put_in(
-            one, [{"id": f"{at}", "chunks": [{"text": each}]} for at, each in enumerate((steps.LETTER, steps.LEDGER))]
+            one, [{"id": f"{at}", "chunks": [{"text": each}], "metadata": steps.TEAM} for at, each in enumerate(texts)]
         )
         read = [{"role": "user", "content": f"{steps.LETTER}\n\n{steps.LEDGER}\n\nRead this."}]
         said, first = turn(one, read, questions[0], session="s")
@@ -282,10 +286,14 @@ def test_a_session_over_documents_computes_what_is_new_for_its_key_alone_until_o
         assert second < 40 and min(strangers) > second + 20, (first, second, strangers)
         last, third = turn(one, further, questions[2], session="s")
         assert third < 40
-        kept = cast(LocalEngine, service.core.model.engine)._prefixes
-        assert any(each.session for each in kept._kept)
-        good(one.delete("/v1/documents/1"))
-        wait_for(lambda: not any(each.session for each in kept._kept), "what the session had kept is gone")
+        prefixes = cast(LocalEngine, service.core.model.engine)._prefixes
+
+        def kept() -> bool:
+            return any(each.session and each.session.payer == tenant for each in prefixes._kept)
+
+        assert kept()
+        good(one.request(end, "/v1/documents/1", json={"metadata": {"team": "b"}} if end == "PATCH" else None))
+        wait_for(lambda: not kept(), "what the session had kept is gone")
         assert turn(one, last, questions[0], session="s")[1] > third + 20
 
 
