@@ -99,7 +99,8 @@ class Prefixes:
         self, ids: Sequence[int], context: Context, *, owner: str = "", session: Session | None = None, least: int = 0
     ) -> None:
         """Keep these first tokens as the context holds them, and the states behind them. A prompt gets nothing of it
-        that has not the first `least` tokens in common. Only what is a session's may have rows out of records.
+        that has not the first `least` tokens in common. A session has its last one alone, which may have rows out of
+        records.
         """
         states, wanted = context.states.behind(len(ids)), np.asarray(ids, np.int64)
         if not len(wanted) or states is None or self._is_over(session):
@@ -113,7 +114,7 @@ class Prefixes:
         own = self._own(owner, session)
         if states.nbytes:  # each state is of use behind its own last token alone
             least, own = len(wanted), [each for each in own if len(each.ids) >= len(wanted)]
-        covered = [each for each in own if each.common(wanted) == len(each.ids)]
+        covered = [each for each in own if session or each.common(wanted) == len(each.ids)]
         rows, until = context.first(len(wanted)), self._clock() + KEPT_S
         added = _Beginning(owner, session, wanted, rows, until, least, context.cached if session else None)
         self._kept = self._within([*_without(self._kept, covered), added])

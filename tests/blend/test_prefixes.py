@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blend.run.context import Context, LayerShape
-from blend.run.prefixes import KEPT_S, Prefixes
+from blend.run.prefixes import KEPT_S, Prefixes, Session
 from blend.run.spill import Spill
 from blend.run.states import LayerState
 
@@ -114,6 +114,24 @@ def test_what_nobody_uses_goes_after_its_time() -> None:
     now[0] = 2.2 * KEPT_S
     prefixes.expire()
     assert (len(prefixes._kept), prefixes.left_s) == (0, None)
+
+
+def test_a_session_has_its_last_prompt_alone_and_ends_for_those_that_were_looked_up_before() -> None:
+    now = [10.0]
+    prefixes = Prefixes(1 << 20, clock=lambda: now[0])
+    one, later, other = Session("a", "s", as_of=9.0), Session("a", "s", as_of=11.0), Session("b", "s", as_of=9.0)
+    for ids in ((1, 2), (2, 1, 1)):
+        prefixes.keep(ids, context("a", ids), owner="a", session=one, least=2)
+    prefixes.keep((1, 2), context("b", (1, 2)), owner="b", session=other, least=2)
+    kept = [prefixes.tokens(ids, owner="a", session=later) for ids in ((1, 2), (2, 1, 1), (2, 1), (2, 2, 1))]
+    assert (kept, prefixes.tokens((2, 1, 1), owner="a")) == ([0, 3, 2, 0], 0)
+    prefixes.end_sessions("a")
+    prefixes.keep((2, 2), context("a", (2, 2)), owner="a", session=one)
+    assert (prefixes.left_s, prefixes.tokens((2, 1, 1), owner="a", session=later)) == (0.0, 0)
+    prefixes.expire()
+    assert [each.owner for each in prefixes._kept] == ["b"]
+    prefixes.keep((2, 2), context("a", (2, 2)), owner="a", session=later)
+    assert prefixes.tokens((2, 2), owner="a", session=later) == 2
 
 
 class AtOnce(Executor):
