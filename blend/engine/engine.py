@@ -54,8 +54,8 @@ class EngineRequest:
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
     `payer`: whose share of the engine's time it takes. `within_s`: seconds until the answer has to be whole. `as_of`:
     when its texts were looked up, on the monotonic clock.
-    `session`: what is kept of its prompt and answer, blended or not, serves the next of the same name alone, alike
-    blended; empty for none.
+    `session`: what is kept of its prompt and answer, blended or not, serves the next of the same name and policy alone;
+    empty for none.
     `receiver`: whoever goes on with the prompt; the request is then over behind Ready, with nothing generated.
     """
 
@@ -72,8 +72,8 @@ class EngineRequest:
 
     @property
     def session_by_order(self) -> str:
-        """The session, apart for each way to blend; empty for none."""
-        return f"{self.order.policy} {self.order.ratio} {self.session}" if self.session else ""
+        """The session, apart for each policy; empty for none."""
+        return f"{self.order.policy} {self.session}" if self.session else ""
 
     @property
     def of_session(self) -> Session | None:

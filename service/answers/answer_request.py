@@ -116,7 +116,7 @@ class AnswerRequest:
         """The turn that passages belong to: the user's last one, or the last one where there is none."""
         return max((at for at, turn in enumerate(self.turns) if turn.role == "user"), default=len(self.turns) - 1)
 
-    @property
-    def session_of_key(self) -> str:
-        """The session, apart for each key; empty for none."""
-        return repr((self.principal.tenant, self.principal.key_id, self.session)) if self.session else ""
+    def session_by(self, wanted: BlendOrder) -> str:
+        """The session, apart for each key, and for the ratio that is wanted at least; empty for none."""
+        by = self.principal.tenant, self.principal.key_id, (self.order or wanted).ratio
+        return repr((*by, self.session)) if self.session else ""

@@ -286,7 +286,7 @@ class Pipeline:
         sampling = replace(ask.sampling, processor=chained(*rules))
         asked = EngineRequest(prompt, sampling, plan.decision.order, payer=principal.tenant, as_of=ask.as_of)
         asked = replace(asked, owner=self._owner(principal), within_s=left_s, goes_on=plan.cost is not None)
-        return replace(asked, session=ask.session_of_key, receiver=ask.receiver)
+        return replace(asked, session=ask.session_by(self._model.order), receiver=ask.receiver)
 
     def _goes_on(self, ask: AnswerRequest, plan: EnginePlan) -> bool:
         """Whether its session left what it begins with: nothing is sooner then than to go on."""

@@ -119,7 +119,7 @@ async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
     try:
         whole = await whole_answer(by.core.pipeline.answer(ask))
         end, is_told = whole.end, True
-        sharing = f"{end.report.policy} {end.report.ratio} {ask.session_of_key}" if ask.session else ""
+        sharing = f"{end.report.policy} {ask.session_by(by.core.model.order)}" if ask.session else ""
         params = HandoverParams(
             handle=receiver.lease.handle, tokens=len(receiver.lease.handoff.ids), digest=receiver.lease.handoff.digest
         )

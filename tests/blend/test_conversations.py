@@ -137,7 +137,7 @@ def test_what_a_session_computes_anew_for_each_question_adds_up(policy: str) -> 
         {"session": "t"},
         {"owner": "another"},
         {"payer": "another"},
-        {"order": BlendOrder("heads", 0.2)},
+        {"order": BlendOrder("reuse", 0.3)},
         {"order": BlendOrder("full")},
         {"session": ""},
     ],
