@@ -279,7 +279,7 @@ def test_a_session_over_documents_computes_what_is_new_for_its_key_alone_until_o
         put_in(
             one, [{"id": f"{at}", "chunks": [{"text": each}], "metadata": steps.TEAM} for at, each in enumerate(texts)]
         )
-        read = [{"role": "user", "content": f"{steps.LETTER}\n\n{steps.LEDGER}\n\nRead this."}]
+        read: list[Json] = [{"role": "user", "content": f"{steps.LETTER}\n\n{steps.LEDGER}\n\nRead this."}]
         said, first = turn(one, read, questions[0], session="s")
         further, second = turn(one, said, questions[1], session="s")
         strangers = [turn(one, said, questions[1])[1], turn(other, said, questions[1], session="s")[1]]
