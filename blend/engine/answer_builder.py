@@ -190,8 +190,9 @@ class AnswerBuilder:
         session alone gets them.
         """
         request, prompt = self.queued.request, self.queued.layout.ids
-        session = None if request.prompt.before_chunks is None else self.queued.session
-        if self._is_whole and request.order.policy != "full" and (session or request.prompt.before_chunks is None):
+        is_plain = request.prompt.before_chunks is None
+        session = None if is_plain else self.queued.session
+        if self._is_whole and (session or (is_plain and request.order.policy != "full")):
             computed = (*prompt, *self._text.generated)[: self.slot]
             least = min(len(prompt), len(computed)) if session else 0
             prefixes.keep(computed, self.context, owner=request.owner, session=session, least=least)

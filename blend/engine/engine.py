@@ -78,7 +78,8 @@ class EngineRequest:
     @property
     def of_session(self) -> Session | None:
         """Whose rows it may go on with here; None for nobody's."""
-        return Session(self.payer, self.session_by_order, self.as_of) if self.session else None
+        may = bool(self.session) and (self.order.policy != "full" or self.goes_on)
+        return Session(self.payer, self.session_by_order, self.as_of) if may else None
 
     @property
     def most_tokens(self) -> int:

@@ -229,6 +229,8 @@ class Pipeline:
         begin = partial(self._tenants.open(tenant).caches.open, passages, pool=self._fetches)
         if self._costs is None or gathered.ask.order is not None or self._goes_on(gathered.ask, plan):
             return plan, BegunBlobs(begin())
+        if self._goes_on(gathered.ask, exact := plan.read()):
+            return exact, None
         turn_s = self._model.engine.waits_s(tenant)
         return plan, self._costs.begun(plan.prompt_tokens, begin, turn_s=turn_s, tried=tries(inputs))
 
@@ -285,11 +287,11 @@ class Pipeline:
         rules = (ask.sampling.processor, grammar, None if chat is None else GeneratorRule(chat))
         sampling = replace(ask.sampling, processor=chained(*rules))
         asked = EngineRequest(prompt, sampling, plan.decision.order, payer=principal.tenant, as_of=ask.as_of)
-        asked = replace(asked, owner=self._owner(principal), within_s=left_s, goes_on=plan.cost is not None)
+        asked = replace(asked, owner=self._owner(principal), within_s=left_s, goes_on=plan.goes_on)
         return replace(asked, session=ask.session_by(self._model.order), receiver=ask.receiver)
 
     def _goes_on(self, ask: AnswerRequest, plan: EnginePlan) -> bool:
-        """Whether its session left what it begins with: nothing is sooner then than to go on."""
+        """Whether its session left what it begins with, computed alike: nothing is sooner then than to go on."""
         request = self._request(ask, plan, grammar=None, left_s=None)
         kept = partial(self._model.engine.kept, request.prompt.ids[:-1], owner=request.owner)
         return request.of_session is not None and kept(session=request.of_session) > 0

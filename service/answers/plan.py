@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from blend.fuse.fuse import FuseReport
+from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
 from retriever.documents import Json
 from retriever.types import Passage
@@ -26,7 +26,7 @@ ANSWER = 0.5  # the most of the window that is kept free for the answer
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
     """A request to the engine. `dropped`: numbers of passages that did not fit; `opened`: blobs by passages' numbers;
-    `notes` go into the report; `cost` where the time decided.
+    `notes` go into the report; `cost` where the time decided; `is_read`: in full, as its session was before.
     """
 
     gathered: Gathered
@@ -36,6 +36,16 @@ class EnginePlan:
     opened: Mapping[int, BlobSource | Miss] = field(default_factory=dict[int, BlobSource | Miss])
     notes: tuple[str, ...] = ()
     cost: PromptCost | None = None
+    is_read: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it may begin where another prompt did although it is computed in full: nobody asked for that."""
+        return self.cost is not None or self.is_read
+
+    def read(self) -> "EnginePlan":
+        """The plan with all of it computed, behind what is kept."""
+        return replace(self, inputs=replace(self.inputs, wanted=BlendOrder("full", 0.0)), is_read=True)
 
     @property
     def decision(self) -> BlendDecision:

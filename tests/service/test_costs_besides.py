@@ -128,3 +128,31 @@ def test_a_store_that_opens_nothing_in_time_is_tried_now_and_then_and_trusted_ag
     opening = lambda: done(FakeSource(100))  # noqa: E731 - the store that is quick again
     found = [asked() for _ in range(20)]
     assert sum(found) >= 17 and all(found[4:])
+
+
+def test_a_session_whose_turns_are_read_goes_on_as_full_prefill_would(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known text stands where it begins. Nobody asked for full prefill: it was sooner for the first turn."""
+    expected = Expected(0.1, 9.0, 1.0)
+    monkeypatch.setattr(
+        PromptCosts, "cost", lambda *given, **more: PromptCost(expected, expected, frozenset(), 8, "lmdb")
+    )
+    monkeypatch.setattr(inside.core.pipeline, "_costs", PromptCosts(SPEEDS))
+    texts = "\n\n".join(str(each["text"]) for each in DOCUMENTS)
+    said: list[Json] = [{"role": "user", "content": f"{texts}\n\nRead this."}]
+    computed = list[int]()
+    with inside.client() as client:
+        for question in QUESTIONS[:3]:
+            said.append({"role": "user", "content": question})
+            body = {"model": "default", "messages": said, "max_tokens": 3, "temperature": 0}
+            answer = good(client.post("/v1/chat/completions", json={**body, "session": "s"}))
+            plain = good(
+                client.post("/v1/chat/completions", json={**body, "blend": {"policy": "full"}, "session": "s"})
+            )
+            usage = answer["usage"]
+            assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            assert (answer["choices"], answer["kvweave"]["report"]["policy"]) == (plain["choices"], "full")
+            computed.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+            said.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    assert max(computed[1:]) < 50 < computed[0]
