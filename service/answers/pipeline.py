@@ -292,9 +292,9 @@ class Pipeline:
 
     def _goes_on(self, ask: AnswerRequest, plan: EnginePlan) -> bool:
         """Whether its session left what it begins with, computed alike: nothing is sooner then than to go on."""
-        request = self._request(ask, plan, grammar=None, left_s=None)
-        kept = partial(self._model.engine.kept, request.prompt.ids[:-1], owner=request.owner)
-        return request.of_session is not None and kept(session=request.of_session) > 0
+        asked, engine = self._request(ask, plan, grammar=None, left_s=None), self._model.engine
+        session = asked.of_session
+        return session is not None and engine.kept(asked.prompt.ids[:-1], owner=asked.owner, session=session) > 0
 
     def _owner(self, principal: Principal) -> str:
         """Whose beginnings of prompts are used."""

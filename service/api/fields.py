@@ -116,7 +116,8 @@ ChunkId = Annotated[
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_-]+$")]
 Title = Annotated[str, StringConstraints(max_length=1000, pattern=_NO_NUL)]
 Name = Annotated[str, StringConstraints(max_length=1024, pattern=_NO_NUL)]
-Text = Annotated[str, AfterValidator(_some_text), Field(json_schema_extra={"minLength": 1, "pattern": _SOME_TEXT})]
+Text = Annotated[str, StringConstraints(min_length=1, pattern=_SOME_TEXT)]
+LongText = Annotated[str, AfterValidator(_some_text), Field(json_schema_extra={"minLength": 1, "pattern": _SOME_TEXT})]
 Metadata = Annotated[
     dict[str, object],
     AfterValidator(_fitting_metadata),

@@ -19,6 +19,7 @@ from service.api.caller import By, Caller
 from service.api.fields import (
     CollectionName,
     DocumentId,
+    LongText,
     Metadata,
     Name,
     OneOf,
@@ -50,7 +51,7 @@ class DocumentIn(OneOf):
     choices = ("text", "chunks")
     remedy = "a document has either text or chunks: give exactly one of them"
 
-    text: Text = Field("", examples=["Water boils at 100 °C at sea level."])
+    text: LongText = Field("", examples=["Water boils at 100 °C at sea level."])
     chunks: list[ChunkIn] = Field(default_factory=list[ChunkIn], min_length=1, max_length=100_000)
     title: Title = ""
     metadata: Metadata = Field(default_factory=dict[str, object])

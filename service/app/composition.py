@@ -114,11 +114,10 @@ def compose_tenants(
 
 def _equipped(settings: Settings, model: ServedModel, *, handoffs: Handoffs) -> ServedModel:
     """The model with what a service has besides: what prompts take here, and the generator that the settings name."""
-    own = model.engine
 
     def let_go(tenant: str) -> None:
         handoffs.void(tenant)
-        own.end_sessions(tenant)
+        model.engine.end_sessions(tenant)
 
     model = replace(model, speeds=_speeds(settings, model), let_go=let_go)
     address = settings.generator
