@@ -229,7 +229,8 @@ class Pipeline:
         begin = partial(self._tenants.open(tenant).caches.open, passages, pool=self._fetches)
         if self._costs is None or gathered.ask.order is not None or self._goes_on(gathered.ask, plan):
             return plan, BegunBlobs(begin())
-        if self._goes_on(gathered.ask, exact := plan.read()):
+        tokens = plan.prompt_tokens
+        if self._goes_on(gathered.ask, exact := plan.read(), beyond=tokens.tokens - len(tokens.suffix)):
             return exact, None
         turn_s = self._model.engine.waits_s(tenant)
         return plan, self._costs.begun(plan.prompt_tokens, begin, turn_s=turn_s, tried=tries(inputs))
@@ -290,11 +291,11 @@ class Pipeline:
         asked = replace(asked, owner=self._owner(principal), within_s=left_s, goes_on=plan.goes_on)
         return replace(asked, session=ask.session_by(self._model.order), receiver=ask.receiver)
 
-    def _goes_on(self, ask: AnswerRequest, plan: EnginePlan) -> bool:
-        """Whether its session left what it begins with, computed alike: nothing is sooner then than to go on."""
+    def _goes_on(self, ask: AnswerRequest, plan: EnginePlan, *, beyond: int = 0) -> bool:
+        """Whether its session left more of its beginning, computed alike: then nothing is sooner than to go on."""
         asked, engine = self._request(ask, plan, grammar=None, left_s=None), self._model.engine
         session = asked.of_session
-        return session is not None and engine.kept(asked.prompt.ids[:-1], owner=asked.owner, session=session) > 0
+        return session is not None and engine.kept(asked.prompt.ids[:-1], owner=asked.owner, session=session) > beyond
 
     def _owner(self, principal: Principal) -> str:
         """Whose beginnings of prompts are used."""

@@ -155,4 +155,8 @@ def test_a_session_whose_turns_are_read_goes_on_as_full_prefill_would(
             assert (answer["choices"], answer["kvweave"]["report"]["policy"]) == (plain["choices"], "full")
             computed.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
             said.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+            assert (answer["kvweave"]["report"]["expected_ms"] == {}) == (len(computed) > 1)  # nothing was weighed
+        said.append({"role": "user", "content": str(DOCUMENTS[0]["text"])})
+        brought = good(client.post("/v1/chat/completions", json={**body, "messages": said, "session": "s"}))
     assert max(computed[1:]) < 50 < computed[0]
+    assert brought["kvweave"]["report"]["expected_ms"], "what a new passage costs is weighed again"
