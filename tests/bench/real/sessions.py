@@ -2,25 +2,21 @@
 
 Two turns over the same passages: a question about all of them, the model's answer, and then a question whose answer is
 known. The second turn is computed by each order anew, as without a session, and by each behind the first turn's
-context as that order and ratio had left it: what was computed anew for the first question stays, and so does what was
+context, which the first of the orders left: what was computed anew for the first question stays, and so does what was
 said, over the rows of then.
 """
 
 import argparse
 from contextlib import closing
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
-from blend.adopt.load import load
 from blend.fuse.fuse import BlendOrder
-from tests.bench.real.articles import TokenCounts, divided, read
-from tests.bench.real.material import Material, Shape
-from tests.bench.real.prompt_probe import PromptProbe
+from tests.bench.real.material import Shape
 from tests.bench.real.results import Judged
+from tests.bench.real.sizes import opened
 
-FETCHED = Path("build/real")
 ORDERS = (BlendOrder("ask", 0.15), BlendOrder("reuse", 0.0))
 
 
@@ -44,14 +40,9 @@ def table(found: list[dict[str, Judged]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=FETCHED / "model", help="a checkpoint's folder")
-    parser.add_argument("--prose", type=Path, default=FETCHED / "prose", help="a folder of texts")
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--codec", default="q4")
-    parser.add_argument("--seed", type=int, default=5731)
-    given = parser.parse_args()
-    probe = PromptProbe(load(str(given.model), dtype="float32"))
-    material = Material(divided(read(given.prose), seed=given.seed), TokenCounts(probe.count), given.seed)
+    given, probe, material = opened(parser, seed=5731)
     with closing(probe):
         cases = (material.draw("continuation", Shape(), number) for number in range(given.prompts))
         print(table([probe.turns(case, ORDERS, codec=given.codec) for case in cases]))

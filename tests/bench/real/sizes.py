@@ -123,17 +123,22 @@ def panels(found: Mapping[str, Mapping[str, Packed]]) -> list[Panel]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def opened(parser: argparse.ArgumentParser, *, seed: int) -> tuple[argparse.Namespace, PromptProbe, Material]:
+    """The options, with those of the model and the prose, and both of these."""
     parser.add_argument("--model", type=Path, default=FETCHED / "model", help="a checkpoint's folder")
     parser.add_argument("--prose", type=Path, default=FETCHED / "prose", help="a folder of texts")
-    parser.add_argument("--prompts", type=int, default=8, help="of each kind (default 8)")
-    parser.add_argument("--chunk", type=int, default=256, help="tokens of a chunk, about (default 256)")
-    parser.add_argument("--seed", type=int, default=5703)
-    parser.add_argument("--picture", type=Path, default=FOLDER / "sizes.svg")
+    parser.add_argument("--seed", type=int, default=seed)
     given = parser.parse_args()
     probe = PromptProbe(load(str(given.model), dtype="float32"))
-    material = Material(divided(read(given.prose), seed=given.seed), TokenCounts(probe.count), given.seed)
+    return given, probe, Material(divided(read(given.prose), seed=given.seed), TokenCounts(probe.count), given.seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=8, help="of each kind (default 8)")
+    parser.add_argument("--chunk", type=int, default=256, help="tokens of a chunk, about (default 256)")
+    parser.add_argument("--picture", type=Path, default=FOLDER / "sizes.svg")
+    given, probe, material = opened(parser, seed=5703)
     with closing(probe):
         found = measure(probe, material, chunk=given.chunk, prompts=given.prompts)
     print(table(found))
