@@ -14,7 +14,7 @@ from blend.errors import SamplingError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import PromptLayout
 from blend.run.context import Context
-from blend.run.prefixes import Prefixes, Session
+from blend.run.prefixes import Prefixes
 from blend.text.tokenizer import Detokenizer, Tokenizer
 
 OVERTAKES = 8.0  # times its own time: so much later may come what passes a prompt
@@ -24,24 +24,15 @@ class QueuedRequest(PendingRequest):
     """A request with its layout. The engine's thread alone calls all but `cancel`."""
 
     def __init__(
-        self,
-        request: EngineRequest,
-        layout: PromptLayout,
-        *,
-        listen: Callable[[Event], None],
-        capacity: int,
-        session: Session | None = None,
+        self, request: EngineRequest, layout: PromptLayout, *, listen: Callable[[Event], None], capacity: int
     ) -> None:
-        """Raises SamplingError where several answers are wanted, of which none is built here.
-
-        `session`: whose rows it goes on with, and to which it leaves its own.
-        """
+        """Raises SamplingError where several answers are wanted, of which none is built here."""
         if request.sampling.choices > 1 and request.receiver is None:
             raise SamplingError(f"choices must be 1, this engine gives one answer, got {request.sampling.choices}")
         super().__init__(request, listen)
         self.layout = layout
         self.capacity = capacity  # tokens that its context holds at most
-        self.session = session
+        self.session = request.of_session  # whose rows it goes on with, and to which it leaves its own
         self.rows = self._rows()  # tokens of the prompt that are to be computed, about
 
     @property

@@ -84,8 +84,7 @@ class LocalEngine:
         check_runs(order.policy, ratio=order.ratio, has_states=bool(layers.states), replays=bool(layers.stretches))
         capacity = min(len(layout.ids) + request.most_tokens, self._decoder.window + 1)
         self._budget.check(capacity, prompt=len(layout.ids), token_bytes=self._decoder.token_bytes)
-        session = None if layers.states else request.of_session  # no row before a state can be computed anew
-        queued = QueuedRequest(request, layout, listen=listen, capacity=capacity, session=session)
+        queued = QueuedRequest(request, layout, listen=listen, capacity=capacity)
         queued.expect(self._prefixes)
         with self._changed:
             if self._closing:

@@ -105,6 +105,8 @@ class Prefixes:
         states, wanted = context.states.behind(len(ids)), np.asarray(ids, np.int64)
         if not len(wanted) or states is None or self._is_over(session):
             return
+        if session and states.nbytes:  # of a session some rows are computed anew, which none before a state can be
+            return
         if len(wanted) * context.token_bytes + states.nbytes > self._room:
             return
         tokens, found = self._longest(ids, owner, session=session)

@@ -293,6 +293,8 @@ class Pipeline:
 
     def _goes_on(self, ask: AnswerRequest, plan: EnginePlan, *, beyond: int = 0) -> bool:
         """Whether its session left more of its beginning, computed alike: then nothing is sooner than to go on."""
+        if not ask.session:
+            return False
         asked, engine = self._request(ask, plan, grammar=None, left_s=None), self._model.engine
         session = asked.of_session
         return session is not None and engine.kept(asked.prompt.ids[:-1], owner=asked.owner, session=session) > beyond
