@@ -34,7 +34,7 @@ from tests.bench.prefill_memory import RESET, limit_bytes, peak_bytes
 from tests.blend.asking import Asked, engine
 from tests.blend.families import draw, ours
 
-SMALL = Shape(layers=3, hidden=256, intermediate=512, heads=4, kv_heads=2, vocabulary=1000)
+SMALL = Shape(layers=3, hidden=128, intermediate=256, heads=2, kv_heads=1, vocabulary=1000)
 LONGEST = 16384
 ALL_SEE_ALL = LONGEST * LONGEST  # bytes of the smallest mask of all rows for all tokens: 256 MiB
 LONG = 8192  # tokens, for which torch's allocator tells apart what it handed out: a mask is 64 MiB

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from tests.service.checkpoints import IS_HYBRID, small
 from tests.service.forks import JUMPING
 from tests.service.serving import WAIT_S, Json, Service, kvweave_ended
+
+KV_BYTES = 32 << 20  # a sixteenth of it has room for 170 tokens of prompts
 
 
 class Killed(Service):
@@ -24,6 +27,7 @@ class Killed(Service):
             **({"model": small()} if IS_HYBRID else {}),
             codec="lossless",
             chunk_tokens=16,
+            kv_bytes=KV_BYTES,
             stop_s=WAIT_S,
         )
         self.folder, self.log = folder, log
@@ -37,6 +41,13 @@ class Killed(Service):
         super().kill()
         assert process.returncode == -9, f"it ended by itself with {process.returncode}\n{self.text()}"
         self.kills += 1
+
+    def has_nameless_files(self) -> bool:
+        """Whether it has a file in its data folder that goes with the process, such as rows of a prompt."""
+        found: list[str] = []
+        with suppress(OSError, AssertionError):  # it is gone, or the file is, since a moment ago
+            found += (str(each.readlink()) for each in Path(f"/proc/{self.pid}/fd").iterdir())
+        return any(each.startswith(f"{self.data}/") and each.endswith(" (deleted)") for each in found)
 
     def verify(self) -> Json:
         """What the command `kvweave verify` says."""

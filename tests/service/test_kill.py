@@ -60,6 +60,11 @@ def ask(client: httpx.Client, blend: Json, **sources: object) -> str:
     return good(client.post("/v1/query", json=body))["answer"]
 
 
+def said_next(client: httpx.Client, said: Sequence[Json], **more: object) -> str:
+    body = {"model": "default", "messages": said, "max_tokens": 16, "temperature": 0, **more}
+    return good(client.post("/v1/chat/completions", json=body))["choices"][0]["message"]["content"]
+
+
 def recognised(client: httpx.Client, text: str) -> set[str]:
     """The chunks that are known in a chat which has the text in a turn."""
     body = {"model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
@@ -69,8 +74,11 @@ def recognised(client: httpx.Client, text: str) -> set[str]:
 
 @contextmanager
 def asking(service: Killed, state: Acknowledged, chunks: Sequence[str], *, chance: Random) -> Generator[None]:
-    """Somebody asks all the time, with chunks, with texts that come along, and in chats, until the service is gone."""
+    """Somebody asks all the time, with chunks, with texts that come along, in chats, and in a session, until the
+    service is gone.
+    """
     answers: list[tuple[str, str]] = []
+    said: list[Json] = []
 
     def go_on() -> None:
         with service.client() as client:
@@ -83,6 +91,10 @@ def asking(service: Killed, state: Acknowledged, chunks: Sequence[str], *, chanc
                     answers.append((ask(client, BLENDED, chunk_ids=chunks), wanted))
                     answers.append((ask(client, BLENDED, documents=loose), ask(client, AS_TEXT, documents=loose)))
                     assert recognised(client, " ".join(inline))
+                    said[:] = [*(said if len(said) < 8 else ()), {"role": "user", "content": " ".join(inline)}]
+                    further = said_next(client, said, blend=BLENDED, session="talk")
+                    answers.append((further, said_next(client, said, blend=AS_TEXT)))
+                    said.append({"role": "assistant", "content": further})
             except httpx.TransportError:
                 return
 
@@ -255,6 +267,19 @@ def kill_often(service: Killed, times: int, *, disk: SmallDisk | None = None) ->
     assert service.terminate() == 0
     assert service.verify()["bad"] == []
     log.warning("%d kills, %d changes acknowledged, %d refused", service.kills, state.acknowledged, state.refused)
+
+
+def test_rows_of_prompts_that_went_to_the_disk_are_gone_with_the_process(service: Killed) -> None:
+    service.start()
+    with service.client() as client:
+        put_in(client, FIXED[:1])
+        files = {*service.data.rglob("*")}
+        for number in range(3):  # memory has no room for two of them
+            text = f"{number}. " + 5 * "Kelo lives in K3, and nobody knows since when. "
+            said_next(client, [{"role": "user", "content": text}])
+        wait_for(service.has_nameless_files, "rows of a prompt are on the disk")
+    service.kill()
+    assert {*service.data.rglob("*")} <= files
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(100, marks=pytest.mark.long)])
