@@ -8,8 +8,6 @@ from signal import SIGTERM
 import httpx
 import pytest
 
-from store.key import Scope
-from store.url import open_store
 from tests.nursery import Fork
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Json, Service, ask, events_of, finished, good, put_in, sampled, wait_for
@@ -297,25 +295,3 @@ def pdf(text: str) -> bytes:
         table,
         start,
     )
-
-
-def test_a_large_upload_that_is_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """Beside it a small one comes in. No chunk is computed twice, and nothing of it is found before it is whole."""
-    text = "".join(f"Kelo {number} lives in house {number} of Sunel, and keeps a heron. " for number in range(700))
-    with Service(tmp_path, device="cpu") as service:
-        with service.client() as client:
-            accepted = client.post("/v1/documents", json={"documents": [{"id": "large", "text": text}]})
-            job = good(accepted)["job_id"]
-            wait_for(lambda: good(client.get(f"/v1/jobs/{job}"))["stored"] > 0, "some of it is stored")
-            put_in(client, [letter("badger")])
-            assert good(client.get(f"/v1/jobs/{job}"))["status"] == "running"
-            hits = good(client.post("/v1/search", json={"query": "Kelo lives in Sunel", "top_k": 100}))["hits"]
-            assert "large" not in {hit["document_id"] for hit in hits}
-        service.kill()
-        with open_store(f"lmdb://{tmp_path}/store") as store:
-            kept = len(list(store.entries(Scope("default"))))
-        service.start()
-        with service.client() as client:
-            done = finished(client, job)
-            assert done["status"] == "done" and done["stored"] == done["chunks"] > kept > 1
-            assert captured(client) == done["chunks"] + 1 - kept
