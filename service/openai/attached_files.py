@@ -12,11 +12,11 @@ from service.api.uploads import accept, with_metadata
 from service.documents.collection_rules import CollectionRules, rules_of
 from service.documents.drafts import upload_of
 from service.errors import Conflict
-from service.openai.attribute_filters import Scalar
 from service.openai.file_bodies import AttachedFile
-from service.openai.object_ids import FILES, VECTOR_STORES
 from service.openai.stored_files import (
+    FILES,
     LOST,
+    VECTOR_STORES,
     StoredFile,
     attributes_of,
     collection_for,
@@ -25,7 +25,7 @@ from service.openai.stored_files import (
     file_in,
     find_file,
 )
-from service.openai.vector_store_bodies import Chunking, StaticChunking
+from service.openai.vector_store_bodies import Chunking, Scalar, StaticChunking
 
 
 def attach_files(by: Caller, vector_store_id: str, *, wanted: Sequence[AttachedFile]) -> str:

@@ -1,19 +1,24 @@
 """Turns OpenAI's body into what the pipeline is asked. Knows no HTTP and no answer."""
 
+import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
+from blend.text.template import MadeCall
 from retriever.documents import Json
 from service.access.principal import Principal
-from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, ToolUse
+from service.answers.answer_request import AnswerRequest, Lookup, OwnTools, RequestDocument, ToolUse, Turn
 from service.api.questions import BlendIn, ObjectFormat, SchemaFormat
 from service.errors import Invalid
+from service.model.call_offer import CallOffer, arguments_schema
 from service.model.logit_processors import GeneratorRule, chained
 from service.model.schema_check import ANY_OBJECT
-from service.openai.own_tools import own_tools, own_turn
-from service.openai.request import MOST_TOKENS, ChatRequest
+from service.openai.request import MOST_TOKENS, ChatRequest, Message
+from service.openai.tools import NamedTool, Tool
 
 if TYPE_CHECKING:
     from service.app.core import Core
@@ -42,7 +47,7 @@ def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, de
     is_generated = request.has_tools and defaults.has_generator
     return AnswerRequest(
         principal=principal,
-        turns=tuple(own_turn(message, number) for number, message in enumerate(request.messages)),
+        turns=tuple(_own_turn(message, number) for number, message in enumerate(request.messages)),
         lookup=_lookup(request, top_k=defaults.top_k),
         chunk_ids=tuple(request.chunk_ids or ()),
         documents=tuple(RequestDocument(each.text, each.title, each.id) for each in request.documents or ()),
@@ -54,7 +59,7 @@ def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, de
         template=request.chat_template_kwargs or {},
         session=request.session or "",
         tools=_tools(request) if is_generated else None,
-        own_tools=None if is_generated else own_tools(request),
+        own_tools=None if is_generated else _own_tools(request),
         id=id,
     )
 
@@ -145,3 +150,55 @@ def _schema(request: ChatRequest) -> Json | None:
     if isinstance(wanted, SchemaFormat):
         return wanted.json_schema.schema_
     return {} if isinstance(wanted, ObjectFormat) else None
+
+
+def _own_turn(message: Message, number: int) -> Turn:
+    """A message with its calls. Raises Invalid where their arguments are no JSON object."""
+    calls = tuple(
+        MadeCall(
+            call.id, call.function.name, _arguments(call.function.arguments, f"messages[{number}].tool_calls[{at}]")
+        )
+        for at, call in enumerate(message.tool_calls or ())
+    )
+    role = "system" if message.role == "developer" else message.role
+    return Turn(role, message.text, calls, message.tool_call_id or "")
+
+
+def _own_tools(request: ChatRequest) -> OwnTools | None:
+    """The tools that are offered, and the calls that the answer may make. Raises Invalid for one that is not there."""
+    if not request.tools:
+        return None
+    offered = tuple(tool.model_dump(exclude_unset=True, exclude_none=True) for tool in request.tools)
+    callable_now = _callable(request.tools, request.tool_choice)
+    if not callable_now:
+        return OwnTools(offered, None)
+    is_needed, is_several = request.tool_choice not in (None, "auto"), request.parallel_tool_calls is not False
+    return OwnTools(offered, CallOffer(callable_now, is_needed=is_needed, is_several=is_several))
+
+
+def _callable(tools: list[Tool], choice: object) -> dict[str, Json]:
+    """The functions that may be called, by name, with the schemas of their arguments."""
+    if choice == "none":
+        return {}
+    each = {tool.function.name: tool.function.parameters for tool in tools}
+    if len(each) < len(tools):
+        twice = next(name for name, times in Counter(tool.function.name for tool in tools).items() if times > 1)
+        raise Invalid(f"two tools have the name {twice!r}: give each its own", field="tools")
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        if name not in each:
+            raise Invalid(f"there is no tool {name!r} to call: there are {', '.join(each)}", field="tool_choice")
+        each = {name: each[name]}
+    return {name: arguments_schema(name, parameters) for name, parameters in each.items()}
+
+
+def _arguments(text: str, field: str) -> Mapping[str, object]:
+    try:
+        found = cast(object, json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise Invalid(
+            f"the arguments are no JSON ({error}): {text[:80]!r}", field=f"{field}.function.arguments"
+        ) from None
+    if not isinstance(found, dict):
+        raise Invalid(f"the arguments are a JSON object, got {text[:80]!r}", field=f"{field}.function.arguments")
+    return cast(Mapping[str, object], found)

@@ -5,9 +5,16 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from service.api.fields import OneOf, Strict, check_metadata
-from service.openai.attribute_filters import AttributeName, Scalar
 from service.openai.list_pages import ListBody
-from service.openai.vector_store_bodies import MOST_FILES, Chunking, ChunkSizes, FileCounts, FileId
+from service.openai.vector_store_bodies import (
+    MOST_FILES,
+    AttributeName,
+    Chunking,
+    ChunkSizes,
+    FileCounts,
+    FileId,
+    Scalar,
+)
 
 Purpose = Literal["assistants", "user_data"]
 FileStatus = Literal["in_progress", "completed", "cancelled", "failed"]

@@ -19,8 +19,7 @@ from service.api.uploads import UploadedFile, accept, draft_of_file
 from service.errors import Invalid
 from service.openai.file_bodies import FileDeleted, FileList, FileObject, Purpose
 from service.openai.list_pages import AtFile, page_of
-from service.openai.object_ids import FILES
-from service.openai.stored_files import LOST, StoredFile, draft_in, files_of, find_file, places_of, texts_of
+from service.openai.stored_files import FILES, LOST, StoredFile, draft_in, files_of, find_file, places_of, texts_of
 
 _PURPOSES: Final[tuple[Purpose, ...]] = get_args(Purpose)
 FILE_FORM: Final[dict[str, object]] = {

@@ -3,6 +3,7 @@
 What cannot change an answer is taken and ignored; what would be missed in it is refused with the reason.
 """
 
+from dataclasses import replace
 from typing import Annotated, Final, Literal, Self, cast
 
 from pydantic import (
@@ -16,15 +17,30 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 
+from blend.engine.sampling import LogitsProcessor, Sampling
 from blend.text.template import Option
-from service.api.fields import WHOLE, ChunkId, CollectionName, Name, OneOf, Strict
+from service.api.fields import (
+    WHOLE,
+    ChunkId,
+    CollectionName,
+    MinP,
+    Name,
+    OneOf,
+    RepetitionPenalty,
+    Seed,
+    Stops,
+    Strict,
+    TokensDrawn,
+    stop_strings,
+)
 from service.api.questions import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, TextFormat
-from service.openai.sampling_fields import SamplingFields
+from service.model.logit_processors import LogitBias, Penalties, chained
 from service.openai.tools import MOST_TOOLS, Tool, ToolCall, ToolChoice
 
 MOST_CHOICES: Final = 16
 MOST_RULE: Final = 100_000  # characters of a grammar
 MOST_TOKENS: Final = 2048  # of an answer whose request does not say: so much memory is set aside for it
+SMALLEST: Final = 1e-9  # a `top_p` of the likeliest token alone
 NO_FUNCTIONS: Final = "kvweave knows tools, no functions: give it as tools"
 _NOTHING: Final[list[object]] = [None, False, "", "none", [], {}]
 
@@ -82,6 +98,12 @@ Functions = Annotated[Refused, not_served(NO_FUNCTIONS)]
 Rule = Annotated[str, StringConstraints(min_length=1, max_length=MOST_RULE)]
 Schema = Annotated[dict[str, object], Field(examples=[{"type": "object"}])]
 Most = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+Biases = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
+]
 
 
 class Part(Strict):
@@ -152,6 +174,37 @@ class Extras(Strict):
     blend: BlendIn | None = None
     session: Name | None = Field(None, description=SESSION)
     chat_template_kwargs: dict[str, Option] | None = Field(None, examples=[{"enable_thinking": False}])
+
+
+class SamplingFields(Strict):
+    """How tokens are drawn, and where an answer stops; what is left out is as the model's authors have it."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: TokensDrawn | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Biases | None = None
+    stop: Stops | None = None
+    seed: Seed | None = None
+
+    def over(self, usual: Sampling) -> Sampling:
+        """The sampling that is asked for, with the usual one's where this says nothing."""
+        said = self.model_dump(include={"temperature", "top_k", "min_p", "repetition_penalty"}, exclude_none=True)
+        if self.top_p is not None:
+            said["top_p"] = max(self.top_p, SMALLEST)
+        return replace(usual, **said, seed=self.seed, stop=stop_strings(self.stop), processor=self._processor)
+
+    @property
+    def _processor(self) -> LogitsProcessor | None:
+        frequency, presence = self.frequency_penalty or 0.0, self.presence_penalty or 0.0
+        biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+        return chained(
+            LogitBias(biases) if biases else None,
+            Penalties(frequency=frequency, presence=presence) if frequency or presence else None,
+        )
 
 
 class StructuredOutputs(OneOf):

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
+from urllib.parse import quote, unquote
 
 from blake3 import blake3
 
@@ -19,10 +20,35 @@ from retriever.upload_types import QueuedUpload, UploadState
 from service.api.caller import Caller, unknown
 from service.documents.collection_rules import sees_collection
 from service.documents.drafts import decode_draft
-from service.openai.attribute_filters import Scalar
-from service.openai.object_ids import FILES, VECTOR_STORES
+from service.openai.vector_store_bodies import Scalar
 
 LOST: Final = (UploadState.FAILED, UploadState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectIds:
+    """The ids of one kind of objects, spelt out of names. Clients put ids into paths as they are, so all but letters,
+    digits, `-`, `.` and `_` is written as `~` and its bytes.
+    """
+
+    prefix: str
+
+    def id_of(self, name: str) -> str:
+        return self.prefix + quote(name, safe="").replace("~", "%7E").replace("%", "~")
+
+    def name_of(self, object_id: str) -> str | None:
+        """The name of what has this id, which need not be there; None for an id that nothing of this kind can have.
+
+        A name that somebody wrote without `~` stands for itself.
+        """
+        spelt = object_id.removeprefix(self.prefix)
+        name = unquote(spelt.replace("%", "%25").replace("~", "%"))
+        return None if spelt == object_id or not name or "\0" in name else name
+
+
+VECTOR_STORES: Final = ObjectIds("vs_")  # each of which is a collection
+BATCHES: Final = ObjectIds("vsfb_")  # of files, each of which is a job
+FILES: Final = ObjectIds("file-")  # each of which is a document
 
 
 @dataclass(frozen=True, slots=True)

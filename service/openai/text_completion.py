@@ -18,8 +18,7 @@ from service.openai.answer_bodies import CachedTokens, ChatCompletion, Choice, C
 from service.openai.completion import END, Envelope, extra_of, logprobs_of, reason_of, usage_of
 from service.openai.defaults import Defaults, order_of
 from service.openai.errors import error_body
-from service.openai.request import MOST_CHOICES, Most, Refused, StreamOptions, Unused, not_served
-from service.openai.sampling_fields import SamplingFields
+from service.openai.request import MOST_CHOICES, Most, Refused, SamplingFields, StreamOptions, Unused, not_served
 
 FEW_TOKENS: Final = 16  # of an answer whose request does not say, as OpenAI has it
 MOST_PROMPTS: Final = 16

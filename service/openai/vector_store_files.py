@@ -23,9 +23,10 @@ from service.openai.file_bodies import (
     VectorStoreFileList,
 )
 from service.openai.list_pages import At, page_of
-from service.openai.object_ids import BATCHES, VECTOR_STORES
 from service.openai.stored_files import (
+    BATCHES,
     LOST,
+    VECTOR_STORES,
     StoredFile,
     attributes_of,
     collection_for,

@@ -19,8 +19,7 @@ from service.errors import Conflict, Invalid
 from service.openai.attached_files import attach_files, file_for
 from service.openai.file_bodies import AttachedFile
 from service.openai.list_pages import At, page_of
-from service.openai.object_ids import FILES, VECTOR_STORES
-from service.openai.stored_files import attributes_of, collection_for, copied
+from service.openai.stored_files import FILES, VECTOR_STORES, attributes_of, collection_for, copied
 from service.openai.vector_store_bodies import (
     Chunking,
     FileCounts,

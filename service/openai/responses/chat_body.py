@@ -6,12 +6,11 @@ from typing import Final
 from retriever.documents import Json
 from service.api.questions import ObjectFormat, SchemaFormat, TextFormat
 from service.errors import Invalid
-from service.openai.request import ChatRequest, Extras
+from service.openai.request import ChatRequest, Extras, SamplingFields
 from service.openai.responses.input_items import MOST_ITEMS, FunctionCall, FunctionOutput, Item
 from service.openai.responses.request import FlatSchema, ResponseRequest
 from service.openai.responses.response_bodies import CalledItem, OutputMessage
 from service.openai.responses.tools import ChosenFunction, ChosenSearch
-from service.openai.sampling_fields import SamplingFields
 from service.openai.tools import MOST_TOOLS, Function
 
 SAME: Final = frozenset({*Extras.model_fields, *SamplingFields.model_fields, "model"})  # in both bodies

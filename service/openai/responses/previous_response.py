@@ -1,15 +1,31 @@
-"""The responses that a key's later requests go on from: what is kept of one, and whether it may be told still."""
+"""The responses that a key's later requests go on from: what is kept of one, whether it may be told still,
+and what it answers, as items that clients list."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from retriever.documents import Json
 from service.answers.events import Source
 from service.answers.kept_answers import KEPT_S, KeptAnswer
 from service.api.caller import Caller
+from service.api.rendering import rendered
 from service.errors import NotFound
+from service.openai.list_pages import Cursor, page_of
+from service.openai.request import Message
 from service.openai.responses.chat_body import messages_of
-from service.openai.responses.response_bodies import CalledItem, FileSearchCall, OutputItem, ResponseBody
+from service.openai.responses.response_bodies import (
+    CalledItem,
+    FileSearchCall,
+    GivenItem,
+    GivenItems,
+    GivenMessage,
+    GivenOutput,
+    GivenText,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ResponseBody,
+)
 
 
 def previous_response(by: Caller, response_id: str) -> KeptAnswer:
@@ -65,3 +81,32 @@ def _is_seen(by: Caller, sources: frozenset[tuple[str, str]]) -> bool:
         rows = [view.document(each) for each in documents]
         held = view.holding(list(view.rows_of(list(chunks)).values()), by.allowed())
     return all(row and by.fits(row.collection, row.metadata) for row in rows) and {each.id for each in held} == chunks
+
+
+def given_items(messages: Sequence[str], at: Cursor, *, name: str) -> GivenItems:
+    """A page of the items that messages, as text of JSON, stand for. Ids are made of `name`, and stay the same."""
+    by_id = {
+        item.id: item
+        for number, text in enumerate(messages)
+        for item in _items_of(Message.model_validate(json.loads(text)), f"{name}_{number}")
+    }
+    page = page_of([(number, each) for number, each in enumerate(by_id)], at)
+    return rendered(GivenItems, page, data=[by_id[each] for each in page.ids])
+
+
+def _items_of(message: Message, name: str) -> Iterator[GivenItem]:
+    calls = message.tool_calls or ()
+    match message.role:
+        case "tool":
+            yield GivenOutput(id=f"fco_{name}", call_id=message.tool_call_id or "", output=message.text)
+        case "assistant":
+            if message.text or not calls:
+                content = [OutputText(text=message.text)]
+                yield OutputMessage(id=f"msg_{name}", status="completed", content=content)
+        case role:
+            yield GivenMessage(id=f"msg_{name}", role=role, content=[GivenText(text=message.text)])
+    for at, call in enumerate(calls):
+        called = call.function
+        yield CalledItem(
+            id=f"fc_{name}_{at}", status="completed", call_id=call.id, name=called.name, arguments=called.arguments
+        )

@@ -9,11 +9,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from service.api.fields import WHOLE, Strict
 from service.api.questions import NamedSchema, ObjectFormat, TextFormat
-from service.openai.request import Extras, Most, Neutral, Refused, Unused, not_served
-from service.openai.responses.file_search import FileSearch
+from service.openai.request import Extras, Most, Neutral, Refused, SamplingFields, Unused, not_served
 from service.openai.responses.input_items import Items
-from service.openai.responses.tools import Choice, ChosenFunction, FlatFunction, Tools
-from service.openai.sampling_fields import SamplingFields
+from service.openai.responses.tools import Choice, ChosenFunction, FileSearch, FlatFunction, Tools
 
 MOST_METADATA: Final = 16
 

@@ -23,8 +23,7 @@ from service.openai.defaults import Defaults, to_answer_request
 from service.openai.list_pages import At
 from service.openai.models import check_model
 from service.openai.responses.chat_body import chat_body, in_own_fields, messages_of
-from service.openai.responses.given_items import given_items
-from service.openai.responses.previous_response import kept_answer, previous_response
+from service.openai.responses.previous_response import given_items, kept_answer, previous_response
 from service.openai.responses.request import ResponseId, ResponseRequest, TextConfig
 from service.openai.responses.response_bodies import GivenItems, ResponseBody, ResponseDeleted
 from service.openai.responses.response_events import ResponseEvents

@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.openai.answer_bodies import Extra, TokenLogprob
-from service.openai.attribute_filters import Scalar
 from service.openai.list_pages import ListBody
 from service.openai.responses.request import TextConfig
 from service.openai.responses.tools import Choice, Tool
+from service.openai.vector_store_bodies import Scalar
 
 EndStatus = Literal["completed", "incomplete"]
 

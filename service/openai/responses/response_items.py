@@ -8,7 +8,6 @@ from itertools import count
 from service.answers.answer_request import Lookup
 from service.answers.events import Source
 from service.openai.answer_bodies import TokenLogprob
-from service.openai.object_ids import FILES
 from service.openai.responses.response_bodies import (
     CalledItem,
     EndStatus,
@@ -20,7 +19,7 @@ from service.openai.responses.response_bodies import (
     OutputText,
     StreamEvent,
 )
-from service.openai.stored_files import attributes_of, copied
+from service.openai.stored_files import FILES, attributes_of, copied
 
 
 class EventNumbers:

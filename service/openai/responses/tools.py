@@ -1,13 +1,30 @@
 """The tools of a response as OpenAI's clients give them: functions, and one search. Calls and searches nothing."""
 
-from typing import Annotated, Literal, cast
+from typing import Annotated, Final, Literal, cast
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from service.api.fields import Strict
+from service.api.fields import WHOLE, Strict
 from service.openai.request import Unused
-from service.openai.responses.file_search import FileSearch
 from service.openai.tools import MOST_TOOLS, WORD, ChoiceWord, Function, NamedFunction, choice_of, kind_tag
+from service.openai.vector_store_bodies import Filters, RankingOptions
+
+MOST_STORES: Final = 16
+
+
+class FileSearch(Strict):
+    """Search vector stores with the last message, all of them at once."""
+
+    type: Literal["file_search"]
+    vector_store_ids: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=4000)]],
+        Field(min_length=1, max_length=MOST_STORES, examples=[["vs_handbook"]]),
+    ]
+    max_num_results: Annotated[int, Field(ge=1, le=50), WHOLE] | None = Field(
+        None, description="Of all vector stores together; without it as many as every answer has"
+    )
+    filters: Filters | None = None
+    ranking_options: RankingOptions | None = None
 
 
 class FlatFunction(Function):

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.openai.object_ids import FILES, VECTOR_STORES
+from service.openai.stored_files import FILES, VECTOR_STORES
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=64)
 
