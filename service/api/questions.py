@@ -167,7 +167,7 @@ def to_answer_request(by: Caller, wanted: AskedQuestion, *, sampling: SamplingIn
         lookup=_lookup(wanted, turns[-1].text, top_k=settings.top_k),
         chunk_ids=tuple(wanted.chunk_ids),
         documents=tuple(RequestDocument(each.text, each.title, each.id) for each in wanted.documents),
-        order=None if wanted.blend is None else wanted.blend.over(by.core.order),
+        order=None if wanted.blend is None else wanted.blend.over(by.core.model.order),
         sampling=_sampling(sampling),
         grammar=_grammar(sampling),
         asks=True,

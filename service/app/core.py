@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from blend.errors import BlendError
-from blend.fuse.fuse import BlendOrder
 from retriever.errors import RetrieverError
 from service.access.one_time_link import OneTimeLink
 from service.access.places import Places
@@ -131,16 +130,6 @@ class Core:
         """The prompts that wait to be fetched. Raises Unavailable while the model loads."""
         self._ready()
         return self._handoffs
-
-    @property
-    def order(self) -> BlendOrder:
-        """The blending of a request that asks for nothing else. Raises Unavailable while the model loads."""
-        return self.model.order
-
-    @property
-    def window(self) -> int:
-        """How many tokens a prompt and its answer have together at most."""
-        return self.model.window
 
     def tenant(self, principal: Principal) -> Tenant:
         return self.tenants.open(principal.tenant)

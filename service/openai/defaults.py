@@ -38,7 +38,7 @@ class Defaults:
     @classmethod
     def of(cls, core: "Core") -> Self:
         has_generator = core.settings.generator is not None
-        return cls(core.order, core.settings.top_k, has_generator=has_generator, usual=core.model.usual)
+        return cls(core.model.order, core.settings.top_k, has_generator=has_generator, usual=core.model.usual)
 
 
 def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, defaults: Defaults) -> AnswerRequest:

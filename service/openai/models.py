@@ -26,7 +26,7 @@ def models(by: By) -> ModelList:
     model = Model(
         id=core.model_name,
         created=int(core.created),
-        max_model_len=core.window,
+        max_model_len=core.model.window,
         search=mode,
         search_waits=waits,
         embedder=core.embedder_name,

@@ -79,7 +79,7 @@ class Records:
     chunks: Sequence[str]
 
     def ways(self, codec: str) -> dict[str, BlendOrder | None]:
-        ways: dict[str, BlendOrder | None] = {TEXT: READ, codec: self.core.order}
+        ways: dict[str, BlendOrder | None] = {TEXT: READ, codec: self.core.model.order}
         return {**ways, AUTO: None} if codec == SERVED else ways
 
     def ask(self, runner: asyncio.Runner, order: BlendOrder | None, *, to: Asked | None = None) -> None:
@@ -201,7 +201,7 @@ def measure(folder: Path, options: argparse.Namespace) -> Measured:
         precompute(settings, own, texts=texts)
         with serving(settings, partial(behind, link=link)) as core, asyncio.Runner() as runner:
             records, warm = Records(core, [chunk_id(each) for each in texts]), Asked()
-            for order in (READ, core.order):
+            for order in (READ, core.model.order):
                 records.ask(runner, order, to=warm)
             nbytes[codec] = sum(chunk.bytes for chunk in warm.reports[-1].chunks)
             tokens = sum(chunk.tokens for chunk in warm.reports[-1].chunks)

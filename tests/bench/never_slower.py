@@ -90,7 +90,7 @@ class Cell:
 
 
 async def row(core: Core, cell: Cell, chunk_ids: Sequence[str], *, shortest: Sequence[str]) -> dict[str, Any]:
-    orders = {"full": READ, "blend": core.order, "chosen": None}
+    orders = {"full": READ, "blend": core.model.order, "chosen": None}
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     chosen: list[str] = []
     began = 0.0
@@ -119,7 +119,7 @@ def measure(folder: Path, cells: Sequence[Cell], *, speeds: Sequence[float], mod
     link = Link()
     behind = partial(slow, link=link)
     with serving(settings, behind) as core:
-        cells = [cell for cell in cells if cell.tokens + 100 < core.window]
+        cells = [cell for cell in cells if cell.tokens + 100 < core.model.window]
         texts = {
             cell: [made_up(core, cell.tokens // cell.chunks, number=at) for at in range(cell.chunks)] for cell in cells
         }
@@ -127,7 +127,10 @@ def measure(folder: Path, cells: Sequence[Cell], *, speeds: Sequence[float], mod
     ids = {cell: [chunk_id(text) for text in each] for cell, each in texts.items()}
     shortest, bad = ids[min(cells, key=lambda cell: cell.tokens)], 0
     with serving(settings, behind) as core, asyncio.Runner() as runner:
-        print(json.dumps({"model": model, "policy": core.order.policy, "speeds": str(core.model.speeds)}), flush=True)
+        print(
+            json.dumps({"model": model, "policy": core.model.order.policy, "speeds": str(core.model.speeds)}),
+            flush=True,
+        )
         for speed in speeds:
             link.bytes_per_s = speed * MB
             for cell in cells:

@@ -227,7 +227,7 @@ def test_what_is_wrong_is_raised_as_the_client_knows_it(
 
 def test_a_chat_that_is_longer_than_the_window_is_a_bad_request(client: OpenAI, service: Inside) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, messages=[{"role": "user", "content": "badger " * service.core.window}])
+        ask(client, messages=[{"role": "user", "content": "badger " * service.core.model.window}])
     assert caught.value.code == "context_length_exceeded" and "tokens" in caught.value.message
 
 

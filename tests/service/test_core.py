@@ -76,7 +76,7 @@ def test_a_canary_gets_its_share_and_the_log_tells_why(inside: Inside, caplog: p
             policies = [ask(client, QUESTIONS[0])["report"]["policy"] for _ in range(40)]
         finally:
             good(client.put("/v1/admin/blend", json={"enabled": True}))
-    assert {"full", inside.core.order.policy} == set(policies)  # that all are alike happens once in 10^11
+    assert {"full", inside.core.model.order.policy} == set(policies)  # that all are alike happens once in 10^11
 
     def told() -> list[str]:
         return [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
@@ -144,7 +144,7 @@ def test_the_way_that_is_not_chosen_is_tried_now_and_then_unless_it_is_far_slowe
 def test_a_policy_that_is_asked_for_by_name_comes_with_the_rule_that_is_in_force(inside: Inside) -> None:
     with inside.client() as client:
         named = ask(client, QUESTIONS[0], blend={"policy": "ask", "ratio": 0.2})["report"]
-    assert "/layers=" in named["policy"] and (named["policy"], named["ratio"]) == (inside.core.order.policy, 0.2)
+    assert "/layers=" in named["policy"] and (named["policy"], named["ratio"]) == (inside.core.model.order.policy, 0.2)
 
 
 def test_the_switch_outlives_a_restart(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_point_of_an_evaluation_is_taken_unless_the_settings_say_more(tmp_pa
     core = compose_core(settings)
     try:
         core.wait()
-        assert (core.order.policy, core.order.ratio, core.model.codec) == ("heads", 0.4, "q8")
+        assert (core.model.order.policy, core.model.order.ratio, core.model.codec) == ("heads", 0.4, "q8")
     finally:
         core.close()
     assert operating_point(settings_in(tmp_path, ratio=0.2), weights).policy == "ask"

@@ -123,7 +123,7 @@ def running(settings: Settings) -> Generator[Core]:
 def answers(core: Core) -> Iterator[Answered]:
     """Every example with every policy. What is compared is asked in turns, so that both meet the same machine."""
     with asyncio.Runner() as runner:
-        orders = (BlendOrder("full", 0.0), core.order)
+        orders = (BlendOrder("full", 0.0), core.model.order)
         for example in EXAMPLES:
             rounds = [
                 [runner.run(_asked(core, example.question, order=each)) for each in orders] for _ in range(1 + TIMES)

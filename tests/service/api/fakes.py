@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 from blend.fuse.fuse import BlendOrder
@@ -189,11 +190,10 @@ class FakePipeline:
 
 class FakeCore:
     model_name = "fake"
-    window = 1000
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.settings = settings
-        self.order = BlendOrder(settings.policy, settings.ratio)
+        self.model = SimpleNamespace(order=BlendOrder(settings.policy, settings.ratio), window=1000)
         self.lease: Callable[[], int | None] = lambda: 0
         self.metrics = Metrics()
         self.refusals = Refusals(self.metrics)

@@ -130,10 +130,13 @@ class FakeCore:
         self.control = FakeControl()
         self.rates = FakeRates()
         self.model_name = MODEL
-        self.order = BlendOrder("hybrid", 0.15)
         self.created = 1_760_000_000.5
-        self.window = 2048
-        self.model = SimpleNamespace(usual=Sampling(temperature=1.0), fingerprint=SimpleNamespace(digest="0a"))
+        self.model = SimpleNamespace(
+            order=BlendOrder("hybrid", 0.15),
+            window=2048,
+            usual=Sampling(temperature=1.0),
+            fingerprint=SimpleNamespace(digest="0a"),
+        )
         self.embedder_name = ""
         self.loading = False
         self.kept_answers = KeptAnswers()
