@@ -1,7 +1,6 @@
 """Chooses the blending of a request: a function of what the request's log line holds, so that it can be replayed."""
 
 from dataclasses import dataclass, replace
-from typing import Self
 
 from blend.fuse.fuse import BlendOrder
 from store.errors import MissReason
@@ -55,16 +54,6 @@ class BlendInputs:
         expected = "" if self.expected is None else f" expected_s={self.expected}"
         hidden = f" hidden={self.hidden!r}" if self.hidden else ""
         return f"{order} {switch} share={self.share!r} draw={self.draw!r} tried={self.tried!r}{expected}{hidden}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The inputs in a log line."""
-        policy, ratio, switch, *more = text.split()
-        told = dict(each.split("=", 1) for each in (ratio, *more))
-        expected = Expected(*map(float, told["expected_s"].split("/"))) if "expected_s" in told else None
-        order, tried = BlendOrder(policy, float(told["ratio"])), float(told.get("tried", TRIED))
-        rest = expected, tried, float(told.get("hidden", 0.0))
-        return cls(order, switch == "on", float(told["share"]), float(told["draw"]), *rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""What the pipeline asks of the engine, token by token."""
+"""What the pipeline asks of the engine, token by token, and what a log line says of its decision."""
 
 from collections.abc import Callable
 
 from blend.engine.engine import EngineRequest, Event, Ticket
+from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import ChunkSegment, TextSegment
+from service.answers.blend_decision import TRIED, BlendInputs, Expected
 from service.app.core import Core
 
 
@@ -33,3 +35,13 @@ class Overheard:
         """The texts of the last prompt's segments."""
         decode = self.core.model.prompt_builder.tokenizer.decode
         return [decode(each.ids) for each in self.requests[-1].prompt.segments if isinstance(each, kind)]
+
+
+def inputs_in(text: str) -> BlendInputs:
+    """The inputs in a log line."""
+    policy, ratio, switch, *more = text.split()
+    told = dict(each.split("=", 1) for each in (ratio, *more))
+    expected = Expected(*map(float, told["expected_s"].split("/"))) if "expected_s" in told else None
+    order, tried = BlendOrder(policy, float(told["ratio"])), float(told.get("tried", TRIED))
+    rest = expected, tried, float(told.get("hidden", 0.0))
+    return BlendInputs(order, switch == "on", float(told["share"]), float(told["draw"]), *rest)

@@ -41,6 +41,7 @@ from store.tiers.memory_store import MemoryStore
 from store.url import open_store
 from tests.service.checkpoints import checkpoint
 from tests.service.demo_served import DOCUMENTS
+from tests.service.overhearing import inputs_in
 from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in, wait_for
 
@@ -82,7 +83,7 @@ def test_a_canary_gets_its_share_and_the_log_tells_why(inside: Inside, caplog: p
         return [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
 
     wait_for(lambda: len(told()) == len(policies), "every request is logged, each behind its answer")
-    assert [decide(BlendInputs.parse(text)).order.policy for text in told()] == policies
+    assert [decide(inputs_in(text)).order.policy for text in told()] == policies
 
 
 UNIT = st.floats(0, 1, exclude_max=True)
@@ -102,7 +103,7 @@ def test_a_decision_is_made_again_out_of_its_line(
     policy: str, ratio: float, *, is_on: bool, share: float, draw: float, expected: Expected | None, tried: float
 ) -> None:
     inputs = BlendInputs(BlendOrder(policy, ratio), is_on, share, draw, expected, tried)
-    assert BlendInputs.parse(str(inputs)) == inputs
+    assert inputs_in(str(inputs)) == inputs
     decision = decide(inputs)
     forced = policy != "full" and not (is_on and draw < share)
     assert (decision.reason is MissReason.CONTROLLER) == forced

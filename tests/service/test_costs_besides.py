@@ -11,12 +11,13 @@ from dataclasses import replace
 import pytest
 
 from blend.fuse.fuse import BlendOrder
-from service.answers.blend_decision import BlendInputs, Expected, decide
+from service.answers.blend_decision import Expected, decide
 from service.answers.prompt_costs import Opening, PromptCost, PromptCosts
 from service.model.speeds import HIDDEN, PromptSizes
 from service.telemetry.logs import FIELDS
 from store.errors import Miss, MissReason
 from tests.service.demo_served import DOCUMENTS
+from tests.service.overhearing import inputs_in
 from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, Json, ask, good, in_process, settings_in, wait_for
 from tests.service.test_prompt_costs import SPEEDS, FakeSource, done, opened_by, prompt_of
@@ -50,7 +51,7 @@ def test_what_loading_hides_is_computed_and_the_answer_and_the_log_say_so(
         return [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
 
     wait_for(told, "the request is logged, behind its answer")
-    assert decide(BlendInputs.parse(told()[0])).order == BlendOrder(report["policy"], report["ratio"])
+    assert decide(inputs_in(told()[0])).order == BlendOrder(report["policy"], report["ratio"])
 
 
 @pytest.mark.parametrize("byte_s", [1e-8, 1e-6, 1e-5, 1e-4, 1e-3])

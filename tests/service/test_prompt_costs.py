@@ -27,6 +27,7 @@ from store.errors import Miss, MissReason
 from store.record import Tail
 from store.record_source import BlobSource
 from tests.service.demo_served import DOCUMENTS
+from tests.service.overhearing import inputs_in
 from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, ask, in_process, settings_in, wait_for
 
@@ -336,7 +337,7 @@ def test_an_answer_says_that_it_was_read_what_was_expected_and_the_log_why(
         return [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
 
     wait_for(lambda: len(told()) == 2, "both requests are logged, each behind its answer")
-    assert [decide(BlendInputs.parse(text)).reason for text in told()] == [MissReason.SOONER, None]
+    assert [decide(inputs_in(text)).reason for text in told()] == [MissReason.SOONER, None]
 
 
 def test_a_request_that_names_its_policy_gets_it(inside: Inside) -> None:
