@@ -111,7 +111,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "service/documents/ordered_calls.py:_make": "whoever waits gets the exception",
         "service/documents/ingest.py:Ingest._work": "an outermost loop: it goes on, and its log says why",
         "service/documents/ingest.py:Ingest._run": "an outermost loop: the upload fails, its log says why",
-        "service/api/answer_streams.py:_lines": "a stream that has begun ends in an error; what is unforeseen goes on",
+        "service/api/streams.py:_lines": "a stream that has begun ends in an error; what is unforeseen goes on",
         "service/answers/pipeline.py:Pipeline.answer": "counted, and raised again",
         "blend/fuse/record_loader.py:RecordLoader._read": "an outermost loop: whoever waits gets the exception",
         "blend/engine/local_engine.py:LocalEngine._advance": "one request's sampling ends that request alone",

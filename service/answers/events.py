@@ -1,12 +1,13 @@
-"""The events of an answer, in this order: retrieved, loaded, fused, deltas, finished. Knows no interface.
+"""The events of an answer, in this order: retrieved, loaded, fused, deltas, finished; and all that they tell, gathered.
 
-On failure the stream raises a `ServiceError` instead of the next event.
+Knows no interface. On failure the stream raises a `ServiceError` instead of the next event.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
 
-from blend.engine.engine import Finish
+from blend.engine.engine import ChoiceEnded, Finish, MessagePiece
 from retriever.types import Passage
 from service.reports import ChunkReport, Report, Usage
 
@@ -65,23 +66,6 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageAdded:
-    """An addition to the answer's message, in OpenAI's form; it replaces deltas where tools are offered."""
-
-    fields: Mapping[str, object]
-    choice: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceFinished:
-    """The end of one of several answers, while others go on. `text` is what was still held back of it."""
-
-    choice: int
-    reason: Finish
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """The end, of the last of several answers too. `text` is what was still held back of it."""
 
@@ -92,4 +76,44 @@ class Finished:
     choice: int = 0
 
 
-Event = Retrieved | Loaded | Fused | Delta | MessageAdded | ChoiceFinished | Finished
+# Pieces of messages replace deltas where tools are offered; ends of choices are those of answers while others go on.
+Piece = Delta | MessagePiece | ChoiceEnded
+Event = Retrieved | Loaded | Fused | Delta | MessagePiece | ChoiceEnded | Finished
+
+
+@dataclass(slots=True)
+class WholeAnswer:
+    """What was told so far: all of it once the last event was added."""
+
+    sources: tuple[Source, ...] = ()
+    pieces: list[Piece] = field(default_factory=list[Piece])
+    _end: Finished | None = None
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Retrieved():
+                self.sources = event.sources
+            case Delta() | MessagePiece() | ChoiceEnded():
+                self.pieces.append(event)
+            case Finished():
+                self._end = event
+            case _:
+                pass
+
+    @property
+    def end(self) -> Finished:
+        assert self._end is not None, "the events ended without the last of them"
+        return self._end
+
+    @property
+    def text(self) -> str:
+        """The text of an answer that is the only one, and calls no tools."""
+        return "".join(each.text for each in self.pieces if isinstance(each, Delta)) + self.end.text
+
+
+async def whole_answer(events: AsyncGenerator[Event]) -> WholeAnswer:
+    whole = WholeAnswer()
+    async with aclosing(events):
+        async for event in events:
+            whole.add(event)
+    return whole

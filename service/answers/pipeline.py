@@ -37,18 +37,7 @@ from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup
 from service.answers.answer_rules import AnswerRules
 from service.answers.blend_decision import TRIED, BlendInputs, decide, tries
-from service.answers.events import (
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    Fused,
-    Loaded,
-    MessageAdded,
-    Retrieved,
-    TopToken,
-    Usage,
-)
+from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
 from service.answers.fair_turns import COMPUTES, SchemaMemory, lower_priority
 from service.answers.foreign_documents import ForeignDocuments
 from service.answers.gather import Gathered, gather, look_up
@@ -261,9 +250,9 @@ class Pipeline:
                         yield self._delta(event, wanted=progress.ask.sampling.logprobs is not None)
                     case MessagePiece():
                         progress.timings.ms.setdefault("first_token", progress.timings.since_start())
-                        yield MessageAdded(event.delta, event.choice)
+                        yield event
                     case ChoiceEnded():
-                        yield ChoiceFinished(event.choice, event.reason, event.text)
+                        yield event
                     case Done(reason=reason, text=text, generated=count):
                         finished = replace(progress.done(reason, text, generated=count), choice=event.choice)
                         self._account(progress.ask, finished)

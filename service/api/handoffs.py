@@ -11,8 +11,7 @@ from fastapi import Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.answers.events import Report
-from service.answers.whole_answer import whole_answer
+from service.answers.events import Report, whole_answer
 from service.api.caller import By, Caller
 from service.api.fields import Whole
 from service.api.questions import AskedQuestion, SamplingIn, to_answer_request

@@ -7,26 +7,25 @@ from typing import Literal
 from fastapi import Request, Response
 from pydantic import BaseModel, Field
 
+from blend.engine.engine import ChoiceEnded, MessagePiece
 from service.answers.answer_request import AnswerRequest
 from service.answers.events import (
-    ChoiceFinished,
     ChunkReport,
     Delta,
     Event,
     Finished,
     Fused,
     Loaded,
-    MessageAdded,
     Report,
     Retrieved,
+    WholeAnswer,
+    whole_answer,
 )
-from service.answers.whole_answer import WholeAnswer, whole_answer
-from service.api.answer_streams import streamed
 from service.api.caller import By
 from service.api.problems import failure_of, problem_of, request_id_of
 from service.api.questions import AskedQuestion, SamplingIn, SecondsGiven, to_answer_request
 from service.api.rendering import SourceOut, UsageOut, rendered_source, rendered_usage, timed_answer
-from service.api.streams import client_gone, sse, unless_gone
+from service.api.streams import client_gone, sse, streamed, unless_gone
 
 
 class QueryRequest(AskedQuestion):
@@ -128,7 +127,7 @@ def _rendered(ask: AnswerRequest, event: Event) -> Sequence[tuple[str, BaseModel
             return [("loaded", LoadedEvent(chunks=event.chunks))]
         case Fused():
             return [("fused", FusedEvent(usage=rendered_usage(event.usage), report=event.report))]
-        case ChoiceFinished() | MessageAdded():  # of several answers and of tools, which are not asked for here
+        case ChoiceEnded() | MessagePiece():  # of several answers and of tools, which are not asked for here
             return []
         case Delta() | Finished():
             return [("token", TokenEvent(text=event.text))] if event.text else []

@@ -1,9 +1,12 @@
-"""Server-sent events, and work that stops when its client leaves. Knows no event's meaning."""
+"""Server-sent events, an answer's in whichever form an interface has, and work that stops when its client leaves."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import aclosing
 from contextvars import copy_context
-from typing import TypeVar
+from types import UnionType
+from typing import Final, Protocol, TypeVar
 
 import anyio
 from fastapi import Request, Response
@@ -11,11 +14,20 @@ from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from blend.engine.engine import ChoiceEnded, MessagePiece
+from service.answers.events import Delta, Event, Finished
+from service.api.problems import KNOWN
+
 MEDIA = "text/event-stream"
 PING = b": ping\n\n"
 PING_S = 15.0  # without an event, before something is sent so that no proxy hangs up
 
+ANSWERING: Final = Delta | MessagePiece | ChoiceEnded | Finished
+SURE: Final = b""  # what a stream yields first: from here on there is an answer
+
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 def sse(name: str, content: BaseModel) -> bytes:
@@ -83,3 +95,62 @@ async def _until_gone(request: Request) -> None:
 def client_gone() -> Response:
     """The response to a client that left, which nobody reads."""
     return Response(status_code=499)
+
+
+class StreamForm(Protocol):
+    """The lines of one request's answers."""
+
+    def opening(self) -> Iterator[bytes]:
+        """What comes before the event with which the answer begins."""
+        ...
+
+    def of(self, event: Event) -> Iterator[bytes]:
+        """What an event adds, often nothing."""
+        ...
+
+    def ending(self) -> Iterator[bytes]:
+        """The end of the stream, when all of the answer is over."""
+        ...
+
+    def failing(self, error: Exception) -> bytes:
+        """The end of a stream that went wrong."""
+        ...
+
+
+async def streamed(
+    request: Request, events: AsyncGenerator[Event], *, form: StreamForm, begins: UnionType = ANSWERING
+) -> Response:
+    """The response that tells the events as they come. Raises what goes wrong before the first of those that begin it,
+    by default tokens.
+    """
+    lines = _lines(events, form, begins=begins)
+    sure = await unless_gone(request, _following(lines))
+    return client_gone() if sure is None else EventStream(lines)
+
+
+async def _lines(events: AsyncGenerator[Event], form: StreamForm, *, begins: UnionType) -> AsyncGenerator[bytes]:
+    """Yields `SURE` when the answer begins, then the lines.
+
+    Errors before are raised; one that comes later is the last line, and what nobody foresaw is raised besides.
+    """
+    begun = False
+    async with aclosing(events):
+        try:
+            async for event in events:
+                if not begun and isinstance(event, begins):
+                    begun = True
+                    yield SURE
+                    for line in form.opening():
+                        yield line
+                for line in form.of(event):
+                    yield line
+        except Exception as error:
+            if not begun:
+                raise
+            yield form.failing(error)
+            if not isinstance(error, KNOWN):
+                raise
+            log.warning("an answer ended early", extra={"reason": type(error).__name__})
+            return
+    for line in form.ending():
+        yield line

@@ -10,14 +10,12 @@ from typing import Final
 from blake3 import blake3
 from fastapi import Request, Response
 
-from service.answers.events import Event
-from service.answers.whole_answer import WholeAnswer, whole_answer
-from service.api.answer_streams import streamed
+from service.answers.events import Event, WholeAnswer, whole_answer
 from service.api.caller import By, Caller
 from service.api.problems import request_id_of
 from service.api.questions import SecondsGiven
 from service.api.rendering import timed_answer
-from service.api.streams import client_gone, unless_gone
+from service.api.streams import client_gone, streamed, unless_gone
 from service.model.served_model import ServedModel
 from service.openai.completion import Chunks, Envelope, completion
 from service.openai.defaults import Defaults, to_answer_request

@@ -4,19 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from blend.engine.engine import Finish
-from service.answers.events import (
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    MessageAdded,
-    Retrieved,
-    Source,
-    TopToken,
-    Usage,
-)
-from service.answers.whole_answer import Piece, WholeAnswer
+from blend.engine.engine import ChoiceEnded, Finish, MessagePiece
+from service.answers.events import Delta, Event, Finished, Piece, Retrieved, Source, TopToken, Usage, WholeAnswer
 from service.api.rendering import rendered, rendered_source
 from service.errors import Unavailable
 from service.openai.answer_bodies import (
@@ -55,7 +44,7 @@ class Envelope:
 
 def completion(answer: WholeAnswer, envelope: Envelope) -> ChatCompletion:
     """The whole answer."""
-    ends = [*(each for each in answer.pieces if isinstance(each, ChoiceFinished)), answer.end]
+    ends = [*(each for each in answer.pieces if isinstance(each, ChoiceEnded)), answer.end]
     return rendered(
         ChatCompletion,
         envelope,
@@ -99,9 +88,9 @@ class Chunks:
             case Delta():
                 if event.text or event.token:
                     yield self._chunk(event.choice, MessageDelta(content=event.text), logprobs=logprobs_of([event]))
-            case MessageAdded():
-                yield self._chunk(event.choice, MessageDelta.model_validate(event.fields))
-            case ChoiceFinished():
+            case MessagePiece():
+                yield self._chunk(event.choice, MessageDelta.model_validate(event.delta))
+            case ChoiceEnded():
                 yield from self._last(event)
             case Finished():
                 yield from self._ending(event)
@@ -118,7 +107,7 @@ class Chunks:
         last.kvweave = extra_of(finished, self._sources)
         yield last
 
-    def _last(self, ended: ChoiceFinished | Finished) -> Iterator[ChatCompletionChunk]:
+    def _last(self, ended: ChoiceEnded | Finished) -> Iterator[ChatCompletionChunk]:
         """What is left of an answer, and why it ended."""
         reason = reason_of(ended.reason)
         if ended.text:
@@ -147,9 +136,9 @@ def usage_of(usage: Usage) -> CompletionUsage:
     )
 
 
-def _choice(ended: ChoiceFinished | Finished, pieces: Sequence[Piece]) -> Choice:
+def _choice(ended: ChoiceEnded | Finished, pieces: Sequence[Piece]) -> Choice:
     own = [each for each in pieces if isinstance(each, Delta) and each.choice == ended.choice]
-    added = [each for each in pieces if isinstance(each, MessageAdded) and each.choice == ended.choice]
+    added = [each for each in pieces if isinstance(each, MessagePiece) and each.choice == ended.choice]
     text = "".join(delta.text for delta in own) + ended.text
     return Choice(
         index=ended.choice,
@@ -159,9 +148,9 @@ def _choice(ended: ChoiceFinished | Finished, pieces: Sequence[Piece]) -> Choice
     )
 
 
-def _message(added: Sequence[MessageAdded]) -> AnswerMessage:
+def _message(added: Sequence[MessagePiece]) -> AnswerMessage:
     """A message out of its pieces, with its calls by their numbers."""
-    deltas = [MessageDelta.model_validate(each.fields) for each in added]
+    deltas = [MessageDelta.model_validate(each.delta) for each in added]
     calls: dict[int, AnsweredCall] = {}
     for delta in (call for each in deltas for call in each.tool_calls or ()):
         called = calls.setdefault(delta.index, AnsweredCall(id="", function=AnsweredFunction(name="", arguments="")))

@@ -7,9 +7,10 @@ from typing import Annotated, Final, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from blend.engine.engine import ChoiceEnded
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Turn
-from service.answers.events import ChoiceFinished, Delta, Event, Finished, Retrieved, Source
+from service.answers.events import Delta, Event, Finished, Retrieved, Source
 from service.api.fields import WHOLE, Name
 from service.api.questions import SESSION, BlendIn
 from service.api.rendering import rendered
@@ -155,7 +156,7 @@ class TextChunks:
                 logprobs = _logprobs(logprobs_of([event]), offset=offset)
                 self._offsets[event.choice] = offset + (len(event.token.text) if event.token else 0)
                 yield self._line(TextChoice(index=event.choice, text=event.text, logprobs=logprobs))
-            case ChoiceFinished() | Finished():
+            case ChoiceEnded() | Finished():
                 last = TextChoice(index=event.choice, text=event.text, finish_reason=_ended(reason_of(event.reason)))
                 if isinstance(event, Finished):
                     last.kvweave = extra_of(event, self._sources)

@@ -14,8 +14,7 @@ from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from service.access.principal import DEFAULT_TENANT, OPEN
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
-from service.answers.events import Source
-from service.answers.whole_answer import WholeAnswer, whole_answer
+from service.answers.events import Source, WholeAnswer, whole_answer
 from service.app.composition import compose_core
 from service.app.core import Core
 from service.app.workspace import open_workspace

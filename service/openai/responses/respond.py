@@ -13,11 +13,10 @@ from fastapi.concurrency import run_in_threadpool
 from service.answers.answer_request import AnswerRequest
 from service.answers.events import Source
 from service.answers.kept_answers import KeptAnswer
-from service.api.answer_streams import streamed
 from service.api.caller import By, Caller
 from service.api.questions import SecondsGiven, TextFormat
 from service.api.rendering import timed_answer
-from service.api.streams import client_gone, unless_gone
+from service.api.streams import client_gone, streamed, unless_gone
 from service.errors import Invalid
 from service.openai.defaults import Defaults, to_answer_request
 from service.openai.list_pages import At

@@ -4,7 +4,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 
-from service.answers.events import Delta, Event, Finished, MessageAdded, Retrieved, Source, Usage
+from blend.engine.engine import MessagePiece
+from service.answers.events import Delta, Event, Finished, Retrieved, Source, Usage
 from service.api.streams import sse
 from service.openai.answer_bodies import AnsweredFunction, CallDelta, MessageDelta
 from service.openai.completion import extra_of, logprobs_of, reason_of
@@ -77,8 +78,8 @@ class ResponseEvents:
             case Delta():
                 if event.text or event.token:
                     yield from self._said(event)
-            case MessageAdded():
-                added = MessageDelta.model_validate(event.fields)
+            case MessagePiece():
+                added = MessageDelta.model_validate(event.delta)
                 if added.content:
                     yield from self._said(Delta(added.content))
                 for call in added.tool_calls or ():

@@ -9,8 +9,9 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseFailedEvent, ResponseOutputText, ResponseStreamEvent
 
+from blend.engine.engine import MessagePiece
 from blend.text.template import MadeCall
-from service.answers.events import Event, Finished, MessageAdded
+from service.answers.events import Event, Finished
 from service.errors import Invalid, NotFound
 from store.errors import StoreUnavailable
 from tests.service.openai.served import (
@@ -191,7 +192,7 @@ def refusal(core: FakeCore, name: str) -> str:
 USER = {"role": "user", "content": "Where?"}
 GAVE = {"type": "function_call_output", "call_id": "b", "output": "2"}
 CALLS: tuple[Event, ...] = tuple(
-    MessageAdded(each)
+    MessagePiece(each)
     for each in (
         {"role": "assistant", "content": ""},
         {"content": "Let me "},
