@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, cast
 
@@ -13,24 +12,15 @@ from starlette.exceptions import HTTPException
 
 from service.access.principal import Role
 from service.api.guards import Handler, Reads
-from service.api.problems import KNOWN, Failure, failure_of, request_id_of
+from service.api.problems import KNOWN, Failure, FieldError, failure_of, request_id_of
+from service.errors import TABLE, Invalid
 from service.openai.answer_bodies import ErrorBody, ErrorDetail
 
 FORESEEN: Final[tuple[type[Exception], ...]] = (*KNOWN, RequestValidationError)
 
-_INVALID: Final = "invalid_request_error"
 _TYPES: Final = {403: "permission_error", 429: "rate_limit_error"}
 _UNREADABLE = re.compile("[\ud800-\udfff\x00]")
 _BRANCH = re.compile(r"(constrained-)?str|(list|type)\[.*\]")  # of a union, which pydantic tried
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """An error and the status it comes with."""
-
-    status: int
-    detail: ErrorDetail
-    headers: Mapping[str, str]
 
 
 class OpenAIRoute(Reads):
@@ -43,12 +33,12 @@ class OpenAIRoute(Reads):
             try:
                 return await handle(request)
             except FORESEEN as error:
-                return _response(fault_of(error), request_id_of(request.scope))
+                return as_openai(_foreseen(error), request_id_of(request.scope))
             except HTTPException as error:
                 if not isinstance(error.__cause__, FORESEEN):
                     raise
                 # What reading the body raised, the framework has put another error around.
-                return _response(fault_of(error.__cause__), request_id_of(request.scope))
+                return as_openai(_foreseen(error.__cause__), request_id_of(request.scope))
 
         return rendered
 
@@ -67,37 +57,35 @@ class OpenAIUploads(OpenAIWrites):
 
 
 def as_openai(failure: Failure, request_id: str) -> Response:
-    """The response to failures outside of these routes: unknown paths, too much at once, what nobody foresaw."""
-    return _response(_fault(failure), request_id)
-
-
-def fault_of(error: Exception) -> Fault:
-    """What one of the exceptions of `FORESEEN` becomes."""
-    if isinstance(error, RequestValidationError):
-        return Fault(400, _first(cast(Sequence[Mapping[str, object]], error.errors())), {})
-    return _fault(failure_of(error))
+    """The response to a failure, outside of these routes too: unknown paths, too much at once, what nobody foresaw."""
+    headers = {**failure.headers, **({"x-request-id": request_id} if request_id else {})}
+    return JSONResponse(_body(failure).model_dump(), _status(failure), headers=headers)
 
 
 def error_body(error: Exception) -> ErrorBody:
     """The body that tells of what goes wrong in the middle of a stream."""
-    return ErrorBody(error=fault_of(error).detail)
+    return _body(_foreseen(error))
 
 
-def _fault(failure: Failure) -> Fault:
-    status = 400 if failure.status == 422 else failure.status
-    kind = _TYPES.get(status, "server_error" if status >= 500 else _INVALID)
+def _foreseen(error: Exception) -> Failure:
+    """What one of the exceptions of `FORESEEN` becomes."""
+    if isinstance(error, RequestValidationError):
+        return _first(cast(Sequence[Mapping[str, object]], error.errors()))
+    return failure_of(error)
+
+
+def _body(failure: Failure) -> ErrorBody:
+    status = _status(failure)
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     param = failure.errors[0].field if failure.errors else None
-    return Fault(
-        status, ErrorDetail(message=failure.detail, type=kind, param=param, code=failure.code), failure.headers
-    )
+    return ErrorBody(error=ErrorDetail(message=failure.detail, type=kind, param=param, code=failure.code))
 
 
-def _response(fault: Fault, request_id: str) -> Response:
-    headers = {**fault.headers, **({"x-request-id": request_id} if request_id else {})}
-    return JSONResponse(ErrorBody(error=fault.detail).model_dump(), fault.status, headers=headers)
+def _status(failure: Failure) -> int:
+    return 400 if failure.status == 422 else failure.status
 
 
-def _first(errors: Sequence[Mapping[str, object]]) -> ErrorDetail:
+def _first(errors: Sequence[Mapping[str, object]]) -> Failure:
     """What pydantic found, an unknown parameter before all else: what follows from it is no news.
 
     A value that may be of several types gets what is wrong with it, and not which types it does not have.
@@ -116,7 +104,8 @@ def _first(errors: Sequence[Mapping[str, object]]) -> ErrorDetail:
         case _:
             sentence = str(found["msg"]).removeprefix("Value error, ")
             message, code = f"Invalid value for '{param}': {sentence}", "invalid_value"
-    return ErrorDetail(message=message, type=_INVALID, param=param or None, code=code)
+    fields = (FieldError(field=param, message=message),) if param else ()
+    return Failure(422, TABLE[Invalid].title, message, code, errors=fields)
 
 
 def _param(error: Mapping[str, object]) -> str:
