@@ -7,7 +7,7 @@ from blend.text.tokenizer import Tokenizer
 from retriever.embedders.embedders import Embedders
 from retriever.embedders.embedding import Embedder, Vectors, batches
 from service.answers.fair_turns import FairTurns
-from service.documents.turn_taking import CHARACTERS, TEXTS
+from service.documents.libraries import CHARACTERS, TEXTS
 from service.errors import Invalid, Unavailable
 
 EMBEDDING = 2  # threads that wait for vectors

@@ -28,9 +28,8 @@ from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
 from service.documents.checked_model import checked_model
-from service.documents.libraries import Libraries, without_folders
+from service.documents.libraries import Libraries, TurnTaking, without_folders
 from service.documents.tenants import Tenants
-from service.documents.turn_taking import TurnTaking
 from service.model.codec_check import check_codec
 from service.model.hub import check_name, hub_checkpoint
 from service.model.kept_speeds import conditions, kept_speeds
@@ -43,8 +42,7 @@ from service.telemetry.traces import Tracer, silent
 from service.truth.control import Control
 from service.truth.databases import TENANTS
 from service.truth.truth import Truth
-from service.vllm.agreement import Comparison
-from service.vllm.handed_speeds import GeneratorTimes, HandedSpeeds
+from service.vllm.agreement import Comparison, GeneratorTimes, HandedSpeeds
 from service.vllm.handoffs import Handoffs
 from service.vllm.vllm_client import VllmClient
 from service.vllm.vllm_engine import VllmEngine
@@ -239,7 +237,9 @@ def compose_embedder(settings: Settings) -> Embedder | None:
     """What search by vectors needs, as the settings name it, from the hub too; None where they name none."""
     name = settings.embedder
     if name.startswith(REMOTE):
-        url, model = _split(name, "embedder")
+        url, _, model = name.partition("#")
+        if not model:
+            raise SettingsError(f"embedder: {url!r} is asked for a model by name: write {url}#NAME")
         return cached(RemoteEmbedder(Access(url, settings.embedder_key.get_secret_value()), model))
     source = embedder_source(settings)
     if not source:
@@ -260,13 +260,6 @@ def _reranker(settings: Settings) -> Reranker | None:
         return None
     url, _, model = settings.reranker.partition("#")
     return RemoteReranker(Access(url, settings.reranker_key.get_secret_value()), model)
-
-
-def _split(name: str, what: str) -> tuple[str, str]:
-    url, _, model = name.partition("#")
-    if not model:
-        raise SettingsError(f"{what}: {url!r} is asked for a model by name: write {url}#NAME")
-    return url, model
 
 
 def _tracer(settings: Settings) -> Tracer:

@@ -4,13 +4,18 @@ until it is there, and those whose vectors still serve."""
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
+import numpy as np
+
+from blend.engine.engine import Engine
+from blend.errors import Busy
 from retriever.embedders.embedders import Embedders
-from retriever.embedders.embedding import Embedder, EmbeddingError
+from retriever.embedders.embedding import Embedder, EmbedderAround, EmbeddingError, Vectors, batches
 from retriever.library import Library
 from service.access.private import write_private
 from service.settings import SettingsError
@@ -19,6 +24,7 @@ from service.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 FIRST_S, MOST_S = 5.0, 300.0  # until an embedder is tried again; each time twice as long
+TEXTS, CHARACTERS = 8, 8192  # of a part at most: a tenth of a second of a small encoder, on one core
 
 _FOLDERS = re.compile(r"(?<![\w:/])(?:~|\.{1,2})?/(?:[^\s/'\"]+/)*(?=[^\s/'\"])")  # of a path, and of no address
 
@@ -104,3 +110,24 @@ class Libraries:
             return {str(name): str(source) for name, source in json.loads(self.kept.read_bytes()).items()}
         except (OSError, ValueError, AttributeError):  # none is kept, or it is of another release
             return {}
+
+
+class TurnTaking(EmbedderAround):
+    """An embedder that computes here, in turns with captures: no question waits for a long document's vectors.
+
+    Questions' vectors take no turn: whoever asks is before all captures anyway.
+    """
+
+    def __init__(self, embedder: Embedder, engine: Engine) -> None:
+        super().__init__(embedder)
+        self._engine = engine
+
+    def passages(self, texts: Sequence[str]) -> Vectors:
+        places = batches(texts, count=TEXTS, characters=CHARACTERS)
+        parts = [partial(self._embedder.passages, texts[each.start : each.stop]) for each in places]
+        if not parts:
+            return np.empty((0, self.dim), np.float32)
+        try:
+            return np.concatenate(self._engine.compute(parts).result())
+        except Busy as error:
+            raise EmbeddingError(str(error), temporary=True) from error

@@ -1,10 +1,10 @@
-"""Whether vLLM serves the model that is served here, found out by asking both. Decides nothing else."""
+"""Whether vLLM serves the model that is served here, and what prompts take there, found out by asking both."""
 
 import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 
 from blend.engine.engine import Engine, EngineRequest, Token
 from blend.engine.sampling import Picked, Sampling
@@ -12,11 +12,10 @@ from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt
 from service.model.prompt_builder import TurnPart, TurnParts
 from service.model.served_model import ServedModel, made_up_ids
+from service.model.speeds import ModelSpeeds, PromptSizes
 from service.model.timed import events_of
 from service.settings import GeneratorAddress
-from service.vllm.handed_prompt import handed_params
-from service.vllm.handed_speeds import GeneratorTimes, LinearTime
-from service.vllm.handoff_receiver import HandoffReceiver
+from service.vllm.handoff_receiver import HandoffReceiver, handed_params
 from service.vllm.handoffs import HandoffReaders, Handoffs
 from service.vllm.vllm_client import Completion, GeneratorAway, VllmClient
 
@@ -29,6 +28,59 @@ COARSE = 0.25
 SHORT, LONG = 64, 1024  # tokens of the prompts that are timed
 ROUNDS = 2
 ORDER = BlendOrder("full", 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTime:
+    """Seconds that grow with a prompt's tokens."""
+
+    base_s: float
+    token_s: float
+
+    @classmethod
+    def through(cls, few: tuple[int, float], many: tuple[int, float]) -> "LinearTime":
+        """The line through two measurements of tokens and seconds; it never falls."""
+        token_s = max(0.0, (many[1] - few[1]) / max(1, many[0] - few[0]))
+        return cls(max(0.0, few[1] - token_s * few[0]), token_s)
+
+    def seconds(self, tokens: int) -> float:
+        return self.base_s + self.token_s * tokens
+
+
+@dataclass(slots=True)
+class GeneratorTimes:
+    """What was measured of vLLM, once it was there: the whole of a prompt until its first token, either way."""
+
+    prefill: LinearTime | None = None
+    handed: LinearTime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandedSpeeds(ModelSpeeds):
+    """Our own speeds for the fuse, and vLLM's: it reads a prompt itself, or takes over what was fused here."""
+
+    times: GeneratorTimes = field(default_factory=GeneratorTimes)
+
+    @classmethod
+    def over(cls, own: ModelSpeeds, times: GeneratorTimes) -> "HandedSpeeds":
+        """Our own speeds with those of vLLM, which may come later."""
+        return cls(**{each.name: getattr(own, each.name) for each in fields(ModelSpeeds)}, times=times)
+
+    def full_s(self, sizes: PromptSizes) -> float:
+        """What vLLM takes to read a prompt."""
+        prefill = self.times.prefill
+        return prefill.seconds(sizes.tokens) if prefill else ModelSpeeds.full_s(self, sizes)
+
+    def prefix_s(self, sizes: PromptSizes) -> float:
+        """What a prompt takes behind an exact beginning, with its way to vLLM."""
+        return ModelSpeeds.prefix_s(self, sizes) + self._handed_s(sizes.tokens)
+
+    def blend_s(self, sizes: PromptSizes, *, ratio: float = 0.0) -> float:
+        """What a prompt takes by the operating point, with its way to vLLM."""
+        return ModelSpeeds.blend_s(self, sizes, ratio=ratio) + self._handed_s(sizes.tokens)
+
+    def _handed_s(self, tokens: int) -> float:
+        return self.times.handed.seconds(tokens) if self.times.handed else 0.0
 
 
 class Disagreement(GeneratorAway):

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -13,24 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.engine.engine import PlacedPrompt
+from blend.run.context import LayerShape
 from service.errors import NotFound
 from service.vllm.shared_memory import SharedMemory
 
 
 @dataclass(frozen=True, slots=True)
-class HandedLayer:
-    """What a layer keeps for a token; `index` counts all decoder layers, those too that keep nothing."""
+class HandedLayer(LayerShape):
+    """A layer of a prompt; `index` counts all decoder layers, those too that keep nothing."""
 
     index: int
-    key_heads: int
-    key_dim: int
-    value_heads: int
-    value_dim: int
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers the layer keeps for each token."""
-        return self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +52,9 @@ class Handoff:
         some = context.keys(context.layers[0])
         self.ids = prompt.ids
         self.dtype = str(some.dtype).removeprefix("torch.")
-        self.forms: Sequence[HandedLayer] = [_form(layer, context.seen(layer, 0)) for layer in context.layers]
+        self.forms: Sequence[HandedLayer] = [
+            HandedLayer(**asdict(shape), index=layer) for layer, shape in enumerate(context.shapes) if shape
+        ]
         self.nbytes = self._count * context.token_bytes
         self._itemsize = some.dtype.itemsize
         self._memory: SharedMemory | None = SharedMemory(self.nbytes)
@@ -110,16 +104,13 @@ class Handoff:
 
     def part(self, layer: int, wanted: LayerPart) -> bytes:
         """A part of a layer: its keys and then its values, token by token. Raises NotFound for what there is not."""
-        return b"".join(each.tobytes() for each in self._cut(layer, wanted))
-
-    def _cut(self, layer: int, wanted: LayerPart) -> Sequence[NDArray[np.uint8]]:
-        """A part of a layer where it lies: keys and values (T, H, D) as bytes."""
         arrival, memory = self.arrival(layer), self._memory
         if not 0 <= wanted.start < wanted.stop <= self._count or wanted.rank >= wanted.ranks:
             raise self._nothing_such()
         if memory is None or not arrival.done():
             raise NotFound("the prompt was let go of, or its layer is not there yet")
-        return [rows[wanted.start : wanted.stop, wanted.heads(rows.shape[1])] for rows in self._rows(memory, layer)]
+        tokens = slice(wanted.start, wanted.stop)
+        return b"".join(rows[tokens, wanted.heads(rows.shape[1])].tobytes() for rows in self._rows(memory, layer))
 
     def _form(self, layer: int) -> HandedLayer:
         return next(each for each in self.forms if each.index == layer)
@@ -152,8 +143,3 @@ def promised() -> "Future[None]":
     made: Future[None] = Future()
     made.set_running_or_notify_cancel()
     return made
-
-
-def _form(layer: int, pair: tuple[Tensor, Tensor]) -> HandedLayer:
-    keys, values = pair
-    return HandedLayer(layer, keys.shape[0], keys.shape[2], values.shape[0], values.shape[2])

@@ -28,8 +28,7 @@ from service.model.logit_processors import needs_generator, openai_fields
 from service.telemetry.logs import fields
 from service.vllm.agreement import Agreement, Comparison
 from service.vllm.generated_answer import GeneratedAnswer
-from service.vllm.handed_prompt import HandedPrompt, handing_over
-from service.vllm.handoff_receiver import HandoffReceiver
+from service.vllm.handoff_receiver import HandedPrompt, HandoffReceiver, handing_over
 from service.vllm.handoffs import HandoffReaders
 from service.vllm.vllm_client import ChatPiece, Completion, GeneratedPiece, GeneratorAway, GeneratorRefusal
 from store.errors import Miss, MissReason
