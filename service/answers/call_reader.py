@@ -14,7 +14,7 @@ from blend.engine.engine import Done, Event, MessagePiece, Token
 from blend.text.call_frame import CallFrame, FrameText, Slot
 from blend.text.tokenizer import Detokenizer, Tokenizer
 from retriever.documents import Json
-from service.model.call_start import CallStart
+from service.model.call_offer import CallStart
 
 _BEHIND_WORD = re.compile("[^A-Za-z0-9_-]")  # what follows a name, or an id
 

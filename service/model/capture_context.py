@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from retriever.documents import chunk_id
-from service.model.prompt_builder import PromptBuilder, PromptPassage
+from service.model.prompt_builder import Ids, PromptBuilder, PromptPassage
 from store.fingerprint import context_digest, digest_of
 
 PASSAGES = 4  # that are enough for a filler, if they are long enough
@@ -20,8 +20,6 @@ EXCERPT_TOKENS = 72
 STEPS = ((160, 96), (96, 64), (0, 48))
 BEFORE_CHARACTERS = 800  # of the passage before: more than the most tokens hold
 OVERLAP_CHARACTERS = 2000  # within which it is looked whether a chunk begins with the end of the one before
-
-Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from blend.text.tokenizer import Tokenizer
 from retriever.documents import Json
 from service.errors import Invalid
 from service.model.call_offer import FIELD as CALLS
-from service.model.call_offer import CallOffer
-from service.model.call_start import CallStart
+from service.model.call_offer import CallOffer, CallStart
 from service.model.grammar_parser import GRAMMAR_FUEL
 from service.model.schema_check import FIELD, bytes_of, check_size, checked_grammar, json_grammar
 

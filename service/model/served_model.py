@@ -9,12 +9,10 @@ from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.model.capture_context import ALONE, CaptureContext, ChunkIds, in_context
-from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, question_turns
+from service.model.prompt_builder import SYSTEM, Ids, PromptBuilder, PromptPassage, question_turns
 from service.model.speeds import ModelSpeeds
 from store.fingerprint import Fingerprint
 from store.record import Record
-
-Ids = tuple[int, ...]
 
 
 def made_up_ids(tokens: int, *, vocabulary: int) -> Ids:
