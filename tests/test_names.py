@@ -28,7 +28,7 @@ BROKEN = [
 OBEYED = [
     ("misnamed_files", "store/eviction.py", "class Evictor: ..."),
     ("misnamed_files", "store/lmdb/lmdb_rows.py", "class BlobRow: ..."),
-    ("misnamed_files", "service/truth/schema.py", "def prepare(): ..."),
+    ("misnamed_files", "retriever/catalog/schema.py", "def prepare(): ..."),
     ("misnamed_files", "clients/sdk/src/aio.py", "class Client: ..."),
     ("prepositions_first", "store/a.py", '"""The codec of every stored chunk."""'),
     ("prepositions_first", "tests/a.py", 'def f():\n  """Of a test."""'),

@@ -1,7 +1,8 @@
-"""Who asks: a key's tenant, its role, and what it may see. Knows no database and no HTTP."""
+"""Who asks: a key's tenant, its role, what it may see, and how both are spelled. Knows no database and no HTTP."""
 
 import json
 import re
+import secrets
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
@@ -9,8 +10,12 @@ from typing import Self
 from blake3 import blake3
 
 from retriever.documents import Json
+from service.errors import AccessError
 
 DEFAULT_TENANT = "default"
+
+_TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_KEY = re.compile(r"kvw_([0-9a-f]{16})_[A-Za-z0-9_-]{32,64}")
 
 
 class Role(IntEnum):
@@ -72,3 +77,36 @@ class Principal:
 
 
 OPEN = Principal(DEFAULT_TENANT, Role.ADMIN, "none")  # whoever asks a service that has its keys switched off
+
+
+def is_tenant(name: str) -> bool:
+    """May a tenant, and its folder, be called so?"""
+    return bool(_TENANT.fullmatch(name))
+
+
+def check_spelling(name: str) -> None:
+    """Raises AccessError for what no tenant may be called."""
+    if not is_tenant(name):
+        raise AccessError(
+            f"a tenant is named with up to 63 of a-z, 0-9, _ and -, a letter or digit first, got {name!r}"
+        )
+
+
+def new_key() -> tuple[str, str]:
+    """The id of a new key, and the key `kvw_<id>_<secret>`. The id is no secret: listings show it.
+
+    The secret has 256 random bits, so a fast digest is enough to keep.
+    """
+    key_id = secrets.token_hex(8)
+    return key_id, f"kvw_{key_id}_{secrets.token_urlsafe(32)}"
+
+
+def id_of(key: str) -> str | None:
+    """The id inside a key; None for what no key looks like."""
+    found = _KEY.fullmatch(key)
+    return found[1] if found else None
+
+
+def digest(key: str) -> bytes:
+    """What is kept of a key."""
+    return blake3(key.encode()).digest()

@@ -3,8 +3,8 @@
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
+from service.access.principal import check_spelling
 from service.access.private import write_for_owner_only
-from service.access.spelling import check_spelling
 from service.app.compose_truth import compose_truth
 from service.app.composition import compose_store, compose_tenants
 from service.documents.collection_rules import CollectionRules

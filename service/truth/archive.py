@@ -24,7 +24,7 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
-from service.access.spelling import is_tenant
+from service.access.principal import is_tenant
 from service.errors import AccessError
 from service.truth.databases import CATALOG, CONTROL, TENANTS
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
+from service.access.principal import is_tenant
 from service.access.private import finish_file, new_private_file, sync_folder
-from service.access.spelling import is_tenant
 from service.errors import AccessError
 from service.truth.archive import ArchiveWriter, tenant_of, writing
 from service.truth.databases import CONTROL, RESTORING, copy_database, databases

@@ -17,9 +17,8 @@ from retriever.catalog.connection import CatalogConnection
 from retriever.documents import Json
 from retriever.errors import FilterError
 from retriever.filter_condition import condition, fields_of
-from service.access.principal import DEFAULT_TENANT, Principal, Role
+from service.access.principal import DEFAULT_TENANT, Principal, Role, check_spelling, digest, id_of, new_key
 from service.access.private import write_private
-from service.access.spelling import check_spelling, digest, id_of, new_key
 from service.errors import AccessError
 from service.truth.control_file import ControlFile
 

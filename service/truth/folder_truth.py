@@ -40,16 +40,12 @@ class FolderTruth:
         """One process at a time."""
         return self.hold(on_loss)
 
-    @contextmanager
-    def hold(self, on_loss: Callable[[str], None]) -> Generator[None]:
+    def hold(self, on_loss: Callable[[str], None]) -> AbstractContextManager[None]:
         """Nobody can take the folder from who has it."""
-        with hold(self._data):
-            yield
+        return hold(self._data)
 
-    @contextmanager
-    def precompute(self, tenant: str, *, shared: bool) -> Generator[None]:
-        with alone(self._data, tenant, shared=shared):
-            yield
+    def precompute(self, tenant: str, *, shared: bool) -> AbstractContextManager[None]:
+        return alone(self._data, tenant, shared=shared)
 
     def control(self) -> Control:
         return Control(self._data / CONTROL)

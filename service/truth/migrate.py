@@ -14,7 +14,7 @@ from retriever.catalog import schema as catalog_schema
 from retriever.catalog.sqlite_connection import beside
 from retriever.catalog.table_copy import count_rows
 from service.errors import AccessError
-from service.truth import schema as control_schema
+from service.truth import control_file
 from service.truth.databases import CATALOG, CONTROL, TENANTS
 from service.truth.truth import Truth
 
@@ -53,7 +53,7 @@ def migrate(source: Truth, target: Truth, *, show: Callable[[str], None] = lambd
         show("keys")
         source.copy_control(folder / CONTROL)
         with beside(folder / CONTROL) as connection:
-            rows += count_rows(connection, control_schema.STEPS)
+            rows += count_rows(connection, control_file.STEPS)
         if not rows:
             raise AccessError("the source holds neither keys nor catalogs: is KVWEAVE_DATA right?")
         if lost:

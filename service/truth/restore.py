@@ -21,7 +21,7 @@ from blake3 import blake3
 from retriever.catalog import schema as catalog_schema
 from service.access.private import finish_file, new_private_file
 from service.errors import AccessError
-from service.truth import schema as control_schema
+from service.truth import control_file
 from service.truth.archive import PIECE, ArchiveMember, ArchiveTally, Manifest, archive_errors_explained, members
 from service.truth.databases import CATALOG, CONTROL, catalogs, databases, gathering, hold, name_anew
 from store.blob import Blob
@@ -127,7 +127,7 @@ def _sound(name: str, data: bytes) -> None:
 
 def _prepare(path: Path) -> None:
     """Checks that a database opens and is of a known version; gives a catalog a name that tells it from what it was."""
-    known = control_schema.VERSION if path.name == CONTROL else catalog_schema.VERSION
+    known = control_file.VERSION if path.name == CONTROL else catalog_schema.VERSION
     try:
         with closing(sqlite3.connect(path)) as connection:
             [version] = connection.execute("PRAGMA user_version").fetchone()

@@ -9,8 +9,8 @@ from retriever.postgres.connection import PostgresConnection
 from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.schemas import SERVICE, prepare
 from service.errors import Unavailable
+from service.truth.control_file import STEPS
 from service.truth.postgres.postgres_peers import TABLES
-from service.truth.schema import STEPS
 
 _MORE = """
 CREATE TABLE version (value INTEGER NOT NULL);

@@ -19,10 +19,9 @@ from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.rewriting import CHANGE
 from retriever.postgres.schemas import STAGED, drop_staged, prepare, schema_of, serve_staged, tenants_in
 from service.errors import AccessError
-from service.truth.control_file import ControlFile
+from service.truth.control_file import STEPS, ControlFile
 from service.truth.databases import CONTROL, catalogs
 from service.truth.postgres.control_tables import ControlTables
-from service.truth.schema import STEPS
 
 
 def copy_catalog(database: PostgresDatabase, tenant: str, *, file: Path) -> None:

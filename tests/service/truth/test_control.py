@@ -18,9 +18,9 @@ from retriever.documents import Json
 from service.access.principal import Principal, Role
 from service.errors import AccessError, Unavailable
 from service.truth import control as module
-from service.truth import schema
+from service.truth import control_file
 from service.truth.control import BlendingSwitch, Control, Quota
-from service.truth.schema import STEPS
+from service.truth.control_file import STEPS
 from tests.service.truth.folders import child, opened
 
 
@@ -345,9 +345,9 @@ def test_an_older_file_is_brought_forward_with_all_it_holds(data: Path, monkeypa
     with closing(opened(data)) as control:
         entry, key = control.create_key("acme", Role.READ)
     monkeypatch.setattr(
-        schema, "STEPS", (*STEPS, "CREATE TABLE extra (n ANY) STRICT;\nINSERT INTO extra VALUES (1);\n")
+        control_file, "STEPS", (*STEPS, "CREATE TABLE extra (n ANY) STRICT;\nINSERT INTO extra VALUES (1);\n")
     )
-    monkeypatch.setattr(schema, "VERSION", len(STEPS) + 1)
+    monkeypatch.setattr(control_file, "VERSION", len(STEPS) + 1)
     for _ in range(2):
         with closing(opened(data)) as control:
             assert control.keys() == [entry] and control.identify(key)
@@ -358,7 +358,7 @@ def test_an_older_file_is_brought_forward_with_all_it_holds(data: Path, monkeypa
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        (f"PRAGMA user_version = {schema.VERSION + 1}", "use the newer"),
+        (f"PRAGMA user_version = {control_file.VERSION + 1}", "use the newer"),
         ("PRAGMA application_id = 7", "another program"),
     ],
 )
