@@ -353,7 +353,7 @@ class Ingest:
 
     def _tidy(self) -> None:
         self._tidied, old = time.monotonic(), time.time() - KEPT_S
-        for tenant in list(self._tenants.opened()):
+        for tenant in self._tenants.opened():
             end = time.monotonic() + TIDY_S
             try:
                 tenant.sweep(1.0)

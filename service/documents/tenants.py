@@ -309,9 +309,9 @@ class Tenants:
             tenant.catalog.close()
             tenant.library.forget_indexes()
 
-    def opened(self) -> Iterator[Tenant]:
+    def opened(self) -> list[Tenant]:
         with self._lock:
-            yield from list(self._open.values())
+            return [*self._open.values()]
 
     def serving(self) -> set[str]:
         """The names of embedders whose vectors are searched."""
