@@ -119,17 +119,13 @@ def _add(app: FastAPI, route: Route) -> None:
         status_code=route.status,
         tags=[route.tag],
         operation_id=getattr(route.handler, "__name__", None),
-        summary=_summary(route),
+        summary=(route.handler.__doc__ or "").split(".")[0].strip(),
         responses=_responses(route),
         dependencies=[Depends(BEARER), Depends(must_see)] if is_guarded else [],
         response_class=Response if route.answers else JSONResponse,
         openapi_extra=upload_body() if route.kind is Uploads else None,
         route_class_override=route.kind,
     )
-
-
-def _summary(route: Route) -> str:
-    return (route.handler.__doc__ or "").split(".")[0].strip()
 
 
 def _responses(route: Route) -> dict[int | str, dict[str, object]]:

@@ -1,7 +1,7 @@
 """The kinds of values that several requests share, with the limits that their schemas state."""
 
 import json
-from typing import Annotated, ClassVar, Self, cast
+from typing import Annotated, ClassVar, Self, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +25,8 @@ MOST_LISTED = 1000  # entries of one page
 NAME_PATTERN = r"^(?:[^.\x00][^\x00]*|\.[^.\x00][^\x00]*|\.\.[^\x00]+)$"
 _NO_NUL = r"^[^\x00]*$"
 _SOME_TEXT = r"^[^\x00]*[^\s\x00\x1c-\x1f][^\x00]*$"  # more than white space, as Python understands it
+
+M = TypeVar("M", bound=Json)
 
 
 class Strict(BaseModel):
@@ -63,13 +65,8 @@ def _some_text(text: str) -> str:
     return text
 
 
-def _fitting_metadata(metadata: dict[str, object]) -> dict[str, object]:
-    check_metadata(metadata)
-    return metadata
-
-
-def check_metadata(metadata: Json) -> None:
-    """Raise ValueError for what cannot be kept, or not be compared with."""
+def check_metadata(metadata: M) -> M:
+    """The metadata as they are. Raises ValueError for what cannot be kept, or not be compared with."""
     level: list[object] = [metadata]
     for _ in range(MAX_DEPTH + 1):
         level = [each for value in level for each in _inner(value)]
@@ -80,6 +77,7 @@ def check_metadata(metadata: Json) -> None:
     nbytes = len(json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode())
     if nbytes > MAX_METADATA_BYTES:
         raise ValueError(f"metadata has {nbytes:,} bytes, at most {MAX_METADATA_BYTES:,}: shorten it")
+    return metadata
 
 
 def _inner(value: object) -> list[object]:
@@ -120,7 +118,7 @@ Text = Annotated[str, StringConstraints(min_length=1, pattern=_SOME_TEXT)]
 LongText = Annotated[str, AfterValidator(_some_text), Field(json_schema_extra={"minLength": 1, "pattern": _SOME_TEXT})]
 Metadata = Annotated[
     dict[str, object],
-    AfterValidator(_fitting_metadata),
+    AfterValidator(check_metadata),
     Field(description="What filters compare", examples=[{"lang": "en", "year": 2024, "tags": ["a", "b"]}]),
 ]
 Filter = Annotated[

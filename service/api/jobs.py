@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 
 from retriever.catalog.view import CatalogView
-from retriever.upload_types import Job, QueuedUpload, UploadState
+from retriever.upload_types import Job, UploadState
 from service.api.caller import By, Caller, unknown
 from service.api.changes import change_token
 from service.api.fields import JobId, Limit
@@ -102,7 +102,7 @@ def get_job(by: By, job_id: JobId, *, after: AfterUpload = 0, limit: Limit = 100
         found = view.uploads(job_id, first=after, limit=limit)
     return JobDetail(
         **_shown(job, seen).model_dump(),
-        items=[_item(upload, name=by.who.shown_id(upload.document)) for upload in found],
+        items=[rendered(UploadOut, each, document=by.who.shown_id(each.document), file=each.name) for each in found],
         next=after + limit if len(found) == limit else None,  # no upload's number: they count the whole tenant's
     )
 
@@ -167,7 +167,3 @@ def _status(job: Job) -> Status:
     if job.states.get(UploadState.FAILED):
         return "failed"
     return "cancelled" if job.states.get(UploadState.CANCELLED) else "done"
-
-
-def _item(upload: QueuedUpload, *, name: str) -> UploadOut:
-    return rendered(UploadOut, upload, document=name, file=upload.name)

@@ -136,17 +136,13 @@ def _headers(error: Exception, kind: FailureKind) -> dict[str, str]:
     return {} if waits_s is None else {"Retry-After": str(max(1, math.ceil(waits_s)))}
 
 
-def field_errors(errors: Sequence[Mapping[str, object]], body: type[BaseModel] | None = None) -> tuple[FieldError, ...]:
-    """The fields in which pydantic found errors: where and why, and never the value that was sent.
+def _field_error(error: Mapping[str, object], body: type[BaseModel] | None) -> FieldError:
+    """A field in which pydantic found an error: where and why, and never the value that was sent.
 
     `body`: what the request should have been, whose fields are proposed for unknown ones.
     """
-    return tuple(_field_error(each, body) for each in errors[:MOST_FIELDS])
-
-
-def _field_error(error: Mapping[str, object], body: type[BaseModel] | None) -> FieldError:
     place = cast(Sequence[object], error["loc"])
-    message = _sentence(str(error["msg"]))
+    message = _cut(str(error["msg"]).removeprefix("Value error, "))
     if error["type"] == "extra_forbidden" and body is not None and place[0] == "body":
         message = f"there is no such field{_instead(body, place[1:])}"
     return FieldError(field=_place(place), message=message)
@@ -184,7 +180,8 @@ def _body_of(request: Request) -> type[BaseModel] | None:
 
 
 def _invalid(error: RequestValidationError, body: type[BaseModel] | None) -> Failure:
-    found = field_errors(cast(Sequence[Mapping[str, object]], error.errors()), body)
+    errors = cast(Sequence[Mapping[str, object]], error.errors())
+    found = tuple(_field_error(each, body) for each in errors[:MOST_FIELDS])
     message = "; ".join(f"{each.field}: {each.message}" if each.field else each.message for each in found[:3])
     return Failure(422, TABLE[Invalid].title, _cut(message), errors=found)
 
@@ -193,10 +190,6 @@ def _place(location: Sequence[object]) -> str:
     """The field's name, with dots. `body`, `query` and `path` are left out: a name tells enough."""
     inner = location[1:] if location and location[0] in ("body", "query", "path") else location
     return ".".join(_clean(str(each))[:64] for each in inner)
-
-
-def _sentence(message: str) -> str:
-    return _cut(message.removeprefix("Value error, "))
 
 
 def _refused(request: Request, error: HTTPException) -> Failure:

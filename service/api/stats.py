@@ -10,7 +10,6 @@ from service.api.fields import Strict
 from service.api.guards import core_of
 from service.api.rendering import rendered
 from service.errors import Unavailable
-from service.telemetry.metrics import TenantTotals
 from service.truth.control import BlendingSwitch
 
 SAMPLE = 32  # chunks
@@ -72,7 +71,7 @@ def stats(by: By) -> Stats:
     return Stats(
         documents=documents,
         chunks=chunks,
-        served=totals and _served(totals),
+        served=totals and rendered(Served, totals, sources=totals.chunks, tokens_saved=totals.reused_tokens),
         store=_tiers(by) if by.who.is_operator else None,
         bytes_per_token=_bytes_per_token(by),
     )
@@ -88,10 +87,6 @@ def put_blend(by: By, switch: BlendSwitch) -> BlendSwitch:
     """Switch reuse off for all, or let a share of the requests do it. It holds at once."""
     by.core.control.set_switch(BlendingSwitch(switch.enabled, switch.share))
     return get_blend(by)
-
-
-def _served(totals: TenantTotals) -> Served:
-    return rendered(Served, totals, sources=totals.chunks, tokens_saved=totals.reused_tokens)
 
 
 def _tiers(by: Caller) -> list[TierUsage]:

@@ -1,6 +1,6 @@
 """The files below a place in object storage. Each is fetched when it is read, which is when it has changed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -30,11 +30,8 @@ class CorpusObjects:
             if each.nbytes > MAX_BYTES:
                 yield ReadingProblem(name, f"it has {megabytes(each.nbytes)}, at most {megabytes(MAX_BYTES)}: split it")
                 continue
-            signature, fetch = f"{each.nbytes} {each.modified}", self._fetch_of(each.path)
+            signature, fetch = f"{each.nbytes} {each.modified}", partial(self._fetched, each.path)
             yield CorpusFile(Path(each.path), name, self.base, each.nbytes, signature, fetch)
-
-    def _fetch_of(self, path: str) -> Callable[[], bytes]:
-        return partial(self._fetched, path)
 
     def _fetched(self, path: str) -> bytes:
         found = self._folder.read(path, range(MAX_BYTES))

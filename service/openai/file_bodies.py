@@ -20,14 +20,9 @@ Purpose = Literal["assistants", "user_data"]
 FileStatus = Literal["in_progress", "completed", "cancelled", "failed"]
 
 
-def _fitting(attributes: dict[str, Scalar]) -> dict[str, Scalar]:
-    check_metadata(attributes)
-    return attributes
-
-
 Attributes = Annotated[
     dict[AttributeName, Scalar],
-    AfterValidator(_fitting),
+    AfterValidator(check_metadata),
     Field(
         max_length=64,
         description="Metadata of the document",

@@ -60,7 +60,9 @@ def list_files(by: By, at: AtFile, *, purpose: Purpose | None = None) -> FileLis
     with by.tenant.catalog.view() as view:
         told = files_of(by, view)
         listed = [
-            (created, each) for each, (created, state) in told.items() if state not in LOST and _fits(each, purpose)
+            (created, each)
+            for each, (created, state) in told.items()
+            if state not in LOST and purpose in (None, _purpose(each))
         ]
         page = page_of(listed, at)
         shown = [_shown(by, view, file=find_file(by, view, file_id=each)) for each in page.ids]
@@ -114,10 +116,6 @@ def _kept(by: Caller, file: UploadedFile | None, *, others: Mapping[str, object]
 def _purpose(file_id: str) -> Purpose:
     """What a file is for, which is the beginning of its id; of a document that came otherwise the first of all."""
     return "user_data" if file_id.startswith(FILES.id_of("user_data-")) else "assistants"
-
-
-def _fits(file_id: str, purpose: Purpose | None) -> bool:
-    return purpose is None or _purpose(file_id) == purpose
 
 
 def _shown(by: Caller, view: CatalogView, *, file: StoredFile) -> FileObject:

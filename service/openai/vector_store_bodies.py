@@ -212,13 +212,18 @@ class TextPage(BaseModel):
     next_page: None = None
 
 
-class FoundPassage(BaseModel):
-    """A passage that was found. `filename`: its document's title, or its id."""
+class FoundFile(BaseModel):
+    """What was found, but for its text. `filename`: its document's title, or its id."""
 
     file_id: str
     filename: str
     score: float
     attributes: dict[str, Scalar]
+
+
+class FoundPassage(FoundFile):
+    """A passage that was found. `filename`: its document's title, or its id."""
+
     content: list[TextContent]
 
 

@@ -49,10 +49,8 @@ def create_vector_store(by: By, wanted: NewVectorStore) -> VectorStore:
             )
         for each in wanted.file_ids:
             file_for(by, view, file_id=each, collection=name)
-    tokens = (
-        by.core.settings.chunk_tokens if wanted.chunking_strategy is None else _tokens(by, wanted.chunking_strategy)
-    )
-    collections.put_collection(by, name, rules=Rules.model_validate({"chunk_tokens": tokens}), response=Response())
+    rules = Rules.model_validate({"chunk_tokens": _tokens(by, wanted.chunking_strategy)})
+    collections.put_collection(by, name, rules=rules, response=Response())
     if wanted.file_ids:
         attach_files(
             by, vector_store_id, wanted=[AttachedFile.model_validate({"file_id": each}) for each in wanted.file_ids]

@@ -47,7 +47,10 @@ def kept_answer(
     response: ResponseBody, messages: Sequence[Json], *, sources: Iterable[Source], before: KeptAnswer | None
 ) -> KeptAnswer:
     """What is kept of a response to these messages: no passages. `before`: the response that it goes on from."""
-    items = [_without_passages(each) for each in response.output]
+    items = [
+        each.model_copy(update={"results": None}) if isinstance(each, FileSearchCall) else each
+        for each in response.output
+    ]
     said = messages_of(each for each in items if not isinstance(each, FileSearchCall) and not _is_cut_call(each))
     asked = (*(before.messages if before else ()), *map(_as_text, messages))
     rests_on = {(each.passage.document, each.passage.id) for each in sources if each.passage}
@@ -61,10 +64,6 @@ def kept_answer(
 
 def _as_text(message: Json) -> str:
     return json.dumps(message, ensure_ascii=False)
-
-
-def _without_passages(item: OutputItem) -> OutputItem:
-    return item.model_copy(update={"results": None}) if isinstance(item, FileSearchCall) else item
 
 
 def _is_cut_call(item: OutputItem) -> bool:

@@ -8,7 +8,7 @@ from service.openai.answer_bodies import Extra, TokenLogprob
 from service.openai.list_pages import ListBody
 from service.openai.responses.request import TextConfig
 from service.openai.responses.tools import Choice, Tool
-from service.openai.vector_store_bodies import Scalar
+from service.openai.vector_store_bodies import FoundFile
 
 EndStatus = Literal["completed", "incomplete"]
 
@@ -57,13 +57,9 @@ class CalledItem(BaseModel):
     arguments: str = ""
 
 
-class FoundText(BaseModel):
+class FoundText(FoundFile):
     """A passage that was found. `filename`: its document's title, or its id."""
 
-    file_id: str
-    filename: str
-    score: float
-    attributes: dict[str, Scalar]
     text: str
 
 
