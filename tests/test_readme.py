@@ -239,7 +239,7 @@ def test_every_endpoint_is_documented(endpoints: set[str]) -> None:
 
 
 def test_every_endpoint_has_an_example() -> None:
-    """`tests/service/test_examples.py` sends them."""
+    """`tests/service/test_openapi.py` sends them."""
     page = (ROOT / "docs" / "endpoints.md").read_text(encoding="utf-8")
     shown = {(example.method, example.path.partition("?")[0]) for example in examples_in(page)}
     described = application(lambda: compose_core(load_settings())).openapi()["paths"]

@@ -1,15 +1,34 @@
-"""Turns: one piece of work of each owner at a time, whoever gives up meanwhile."""
+"""Fair shares: work of each owner in turn, memory of tenants for schemas, and threads that compute behind others."""
 
 import asyncio
+import gc
+import os
+import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from service.answers.fair_turns import FairTurns
+from blend.engine.sampling import LogitsProcessor
+from service.access.principal import Role
+from service.answers.fair_turns import COMPUTES, LATER, FairTurns, SchemaMemory, lower_priority
+from service.answers.pipeline import LOOKUPS
+from service.app.core import Core
+from service.commands import serve
 from service.errors import Exhausted
+from service.model.grammar import Grammars
+from service.model.schema_check import LEAST_BYTES, checked_grammar
+from tests.service.serving import Inside, Json, ask, in_process, settings_in
 
 WITHIN_S = 30  # for broken products alone
+LARGE: Json = {"enum": [f"value {number}" for number in range(8000)]}
+HELD_UP = LOOKUPS + 2  # requests
+HELD: Json = {"const": "held"}
+LOWEST = 19  # nice steps that Linux has: the tests themselves may run behind others
 
 
 class Held:
@@ -100,3 +119,105 @@ def test_what_fails_raises_and_leaves_the_turn_to_the_next() -> None:
                 await turns.run("a", lambda: 1 // 0)
 
     played(play, threads=1, longest=1)
+
+
+def test_a_tenants_schemas_take_its_share_alone_until_their_answers_end() -> None:
+    memory = SchemaMemory(100)
+    with memory.held("a", 60):
+        for nbytes in (41, 1000):
+            with pytest.raises(Exhausted, match="this tenant's answers") as refused, memory.held("a", nbytes):
+                pass
+            assert refused.value.retry_after_s
+        with memory.held("b", 100), memory.held("a", 40):
+            pass
+    with memory.held("a", 100):
+        pass
+
+
+def test_a_large_schema_is_counted_for_what_it_takes() -> None:
+    assert checked_grammar({"type": "string"}).nbytes == checked_grammar({}).nbytes == LEAST_BYTES
+    assert LEAST_BYTES < checked_grammar(LARGE).nbytes < 8 * LEAST_BYTES
+
+
+def test_an_answer_counts_while_it_runs(tmp_path: Path) -> None:
+    said = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "x"}}}}
+    with in_process(settings_in(tmp_path)) as inside, inside.client() as client:
+        inside.core.pipeline._schema_memory = memory = SchemaMemory(2 * LEAST_BYTES - 1)
+        _, key = inside.core.control.create_key("other", Role.READ)
+        for _ in range(3):
+            assert ask(client, "Who?", top_k=0, sampling=said)["answer"] == '"x"'
+        with memory.held("default", LEAST_BYTES), inside.client(key) as other:
+            body = {"question": "Who?", "top_k": 0, "sampling": said}
+            refused = client.post("/v1/query", json=body)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1"), refused.text
+            assert ask(client, "Who?", top_k=0, sampling={"max_tokens": 2})["answer"]
+            assert ask(other, "Who?", top_k=0, sampling=said)["answer"] == '"x"'
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path)) as served:
+        yield served
+
+
+def test_schemas_of_one_tenant_hold_up_no_answer_of_another(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, let_go, grammar_parser = threading.Event(), threading.Event(), Grammars.processor
+
+    def processor(grammars: Grammars, schema: Json) -> LogitsProcessor:
+        if schema == HELD:
+            begun.set()
+            assert let_go.wait(4 * WITHIN_S)
+        return grammar_parser(grammars, schema)
+
+    monkeypatch.setattr(Grammars, "processor", processor)
+    others = inside.core.control.create_key("others", Role.READ)[1]
+    with inside.client() as much, inside.client(others) as other, ThreadPoolExecutor(HELD_UP) as threads:
+        other.timeout = WITHIN_S
+        try:
+            held = [threads.submit(ask, much, "Who?", top_k=0, sampling=as_json(HELD)) for _ in range(HELD_UP)]
+            assert begun.wait(WITHIN_S)
+            assert ask(other, "Who?", top_k=0, sampling={"max_tokens": 2})["answer"]
+            assert ask(other, "Who?", top_k=0, sampling=as_json({"const": "free"}))["answer"] == '"free"'
+            assert ask(much, "Who?", top_k=0, sampling={"max_tokens": 2})["answer"]  # its own, without a schema
+        finally:
+            let_go.set()
+        assert [each.result()["answer"] for each in held] == ['"held"'] * len(held)
+
+
+def as_json(schema: Json) -> Json:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
+def steps(thread: threading.Thread) -> int:
+    assert thread.native_id
+    return os.getpriority(os.PRIO_PROCESS, thread.native_id)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have one priority")
+def test_threads_that_compute_and_those_that_they_begin_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    over, begun = threading.Event(), list[threading.Thread]()
+    here = steps(threading.current_thread())
+
+    def lowered() -> None:
+        lower_priority(LATER)
+        begun.append(threading.Thread(target=over.wait))
+        begun[0].start()
+        over.wait()
+
+    threads = [threading.Thread(target=over.wait, name=name) for name in ("kvweave-engine", "another")]
+    threads.append(threading.Thread(target=lowered))
+    try:
+        for thread in threads:
+            thread.start()
+        for name in ("collect", "freeze"):  # which would change this process
+            monkeypatch.setattr(gc, name, lambda: None)
+        serve._settle_when_loaded(cast(Core, SimpleNamespace(wait=lambda: None)))
+        while not begun or begun[0].native_id is None:
+            threading.Event().wait(0.001)
+        expected = [min(here + each, LOWEST) for each in (COMPUTES, 0, LATER, LATER)]
+        assert [steps(each) for each in (*threads, *begun)] == expected
+        assert steps(threading.current_thread()) == here
+    finally:
+        over.set()
+        for thread in (*threads, *begun):
+            thread.join()

@@ -1,4 +1,4 @@
-"""An embedder of the hub: a service starts without it and finds by words, until it has come and all have vectors."""
+"""Embedders that come late: a service starts without one of the hub, and vectors of before are made behind its back."""
 
 import logging
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from retriever.embedders.embedding import EmbeddingError, Vectors
 from service.app import composition
 from service.app.workspace import open_workspace
-from service.documents import ingestion, libraries
+from service.documents import ingest, ingestion, libraries
 from service.documents.corpus_listing import files
 from service.documents.precompute import Precompute
 from service.model.hub import hub_checkpoint
@@ -188,3 +188,24 @@ def wait_for_hits(post: Callable[..., object], body: Json) -> Json:
 
     wait_for(succeeds, "search by vectors serves")
     return found[-1]["hits"]
+
+
+def test_documents_of_before_get_their_vectors_without_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "IDLE_S", 1e6)
+    monkeypatch.setattr(ingest, "EMBEDDED", 1)
+    settings = settings_in(tmp_path)
+    body = {"query": QUESTIONS[0], "mode": "vector"}
+    with in_process(settings) as inside, inside.client() as client:
+        put_in(client, [{"id": str(at), "chunks": [{"text": each.text}]} for at, each in enumerate(PASSAGES)])
+        assert "needs an embedder" in client.post("/v1/search", json=body).json()["detail"]
+    embedder = WordEmbedder()
+    embedder.refused = PASSAGES[-1].text
+    monkeypatch.setattr(composition, "compose_embedder", lambda settings: embedder)  # pyright: ignore[reportUnknownLambdaType]
+    with in_process(settings) as inside, inside.client() as client:
+        wait_for(lambda: len(embedder.seen) == len(PASSAGES) - 1, "all but one have their vectors")
+        waits = client.post("/v1/search", json=body)
+        assert waits.status_code == 422
+        assert f"vectors of {len(PASSAGES) - 1} of {len(PASSAGES)} chunks are made" in waits.json()["detail"]
+        good(client.post("/v1/search", json={**body, "mode": None}))
+        embedder.refused = ""
+        wait_for(lambda: client.post("/v1/search", json=body).is_success, "the last has its vector, and all serve")

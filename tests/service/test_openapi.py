@@ -1,8 +1,7 @@
 """The description of the interface, held against the service: no answer that it does not tell of, and none that fails.
 
 schemathesis runs as a process of its own, over HTTP, with every check that it has. What the rules of `schema_hooks`
-let pass, and nothing else, is left out.
-"""
+let pass, and nothing else, is left out."""
 
 from __future__ import annotations
 
@@ -13,10 +12,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -24,17 +24,17 @@ from openapi_spec_validator import validate
 
 from service.access.principal import DEFAULT_TENANT, Role
 from service.truth.control import Control
+from tests.examples import examples_in
 from tests.servers.models import model_server
 from tests.service.passages import PASSAGES
 from tests.service.schema_hooks import CHUNKS, DOCUMENT
 from tests.service.schema_hooks import __name__ as hooks
-from tests.service.serving import WAIT_S, Service, good, put_in
+from tests.service.serving import WAIT_S, Service, finished, good, in_process, put_in, settings_in
 
 ROOT = Path(__file__).parents[2]
 SCHEMATHESIS = (sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()")
 LIMIT_S = 3600  # for broken products alone
 BOUND = {"team": "a"}
-
 CONFIG = """
 continue-on-failure = true
 [auth.wfc]
@@ -50,6 +50,8 @@ enabled = {coverage}
 [checks]
 max_response_time = {longest}
 """
+WITHOUT_SETTING = ("/v1/rerank", "/v1/embeddings")  # as the page says
+VALUES = ("job_id", "handle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ def test_the_description_is_valid(served: Served) -> None:
 
 
 SHORT = [(Run("operator", 2), 60), (Run("write", 1), 50), (Run("bound", 1), 40)]
+
+
 CORNERS = [
     (Run("operator", 60, coverage=True), 5000),
     *((Run(key, 20, coverage=True), 3000) for key in ("write", "bound")),
@@ -209,3 +213,32 @@ def test_what_has_no_words_cannot_be_ranked(served: Served, text: str) -> None:
 def test_as_many_hits_as_can_be_asked_for_can_be_ranked(served: Served, top_k: int) -> None:
     with served.service.client() as client:
         good(client.post("/v1/search", json={"query": "animal", "top_k": top_k, "rerank": True}))
+
+
+def test_each_example_is_answered(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "endpoints.md").read_text(encoding="utf-8")
+    known: dict[str, str] = {}
+    with in_process(settings_in(tmp_path)) as inside, inside.client() as client:
+        for example in examples_in(page):
+            path = filled(example.path, known)
+            parts: Any = [(name, part(value)) for name, value in example.form] or None
+            answer = client.request(example.method, path, json=example.body, files=parts)
+            assert answer.is_success != (path in WITHOUT_SETTING), f"{example}: {answer.text}"
+            if answer.headers.get("content-type", "") == "application/json":
+                told = answer.json()
+                known |= {name.removesuffix("_id").upper(): told[name] for name in VALUES if name in told}
+                if told.get("object") == "response":
+                    known["RESPONSE"] = told["id"]
+                if "job_id" in told:
+                    assert finished(client, told["job_id"])["status"] == "done"
+
+
+def part(value: str) -> tuple[str | None, bytes]:
+    """A field of a form, or a file."""
+    name = value.removeprefix("@")
+    return (None, value.encode()) if name == value else (name, (ROOT / name).read_bytes())
+
+
+def filled(path: str, known: Mapping[str, str]) -> str:
+    """With the values of its variables."""
+    return re.sub(r"\$([A-Z]+)", lambda name: known[name[1]], path)

@@ -1,4 +1,4 @@
-"""Files by OpenAI's own client, unchanged, in front of a running service: uploaded, put into vector stores, found."""
+"""Files as OpenAI's clients have them, and the ids of what is here."""
 
 import re
 import time
@@ -8,10 +8,13 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai import OpenAI
 
 from service.access.principal import Role
 from service.documents import ingestion
+from service.openai.stored_files import FILES, VECTOR_STORES
 from service.truth.control import Quota
 from tests.service.official import official
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
@@ -29,6 +32,7 @@ NOWHERE: list[Callable[[OpenAI, str, str], object]] = [
     lambda client, store, file: client.vector_stores.files.create(store, file_id=file),
     lambda client, store, file: client.vector_stores.file_batches.create(store, file_ids=[file]),
 ]
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=64)
 
 
 @pytest.fixture(scope="module")
@@ -215,3 +219,20 @@ def told_everywhere(client: OpenAI, store: str, file: str) -> list[tuple[int, st
         return refused(lambda: act(client, store, file))
 
     return [told(each) for each in NOWHERE]
+
+
+@given(NAMES)
+def test_every_name_comes_back_from_an_id_that_no_path_changes(name: str) -> None:
+    for ids in (VECTOR_STORES, FILES):
+        assert ids.name_of(ids.id_of(name)) == name
+        assert re.fullmatch(r"[\w.~-]+", ids.id_of(name), re.ASCII)
+
+
+def test_plain_names_stand_as_they_are_and_may_be_written_by_hand() -> None:
+    assert (VECTOR_STORES.id_of("handbook"), FILES.id_of("report-7.pdf")) == ("vs_handbook", "file-report-7.pdf")
+    assert (VECTOR_STORES.name_of("vs_50 % more"), FILES.name_of("file-a/b")) == ("50 % more", "a/b")
+
+
+def test_ids_of_another_kind_stand_for_nothing() -> None:
+    assert [VECTOR_STORES.name_of(each) for each in ("file-a", "vs_", "", "vs_a~00b")] == [None] * 4
+    assert [FILES.name_of(each) for each in ("vs_a", "file-", "")] == [None] * 3

@@ -1,4 +1,4 @@
-"""What every place of keys and catalogs promises, of a database. See `TruthContract`."""
+"""What every place of keys and catalogs promises, of a database; see `TruthContract`. Dumps of earlier releases too."""
 
 import json
 from collections.abc import Iterator
@@ -12,10 +12,16 @@ from typer.testing import CliRunner
 from retriever.catalog.check import CatalogReport
 from retriever.postgres.schemas import schema_of
 from service import cli
+from service.app.operating_point import OperatingPoint, operating_point
+from service.truth.folder_truth import FolderTruth
+from service.truth.migrate import migrate
 from service.truth.peers import Follower
 from service.truth.postgres.postgres_truth import PostgresTruth
 from service.truth.truth import Truth
+from tests.retriever.catalogs import document, names, put
 from tests.servers.postgres import PostgresServer
+from tests.service.serving import settings_in
+from tests.service.truth.postgres.golden import make
 from tests.service.truth.truths import Damage, Opened, TruthContract, filled
 
 
@@ -79,3 +85,22 @@ def test_one_that_begins_to_serve_keeps_its_lease(tmp_path: Path, url: str) -> N
         truth.peers.follow(Follower(learned.append, print, nullcontext, print))
         assert truth.peers.lease() == lease
         assert learned[0] is None
+
+
+@pytest.mark.parametrize("name", sorted(each.stem for each in make.FOLDER.glob("*.sql")))
+def test_an_earlier_dump_is_what_it_was_goes_on_and_moves(name: str, postgres: PostgresServer, tmp_path: Path) -> None:
+    expected = json.loads((make.FOLDER / f"{name}.json").read_bytes())
+    url, moved = postgres.database(), FolderTruth(tmp_path / "data")
+    postgres.run("psql", url, "-qX", "-v", "ON_ERROR_STOP=1", "-o", "/dev/null", f"--file={make.FOLDER / name}.sql")
+    with closing(PostgresTruth(url, tmp_path / "here")) as truth:
+        assert truth.check(make.TENANT) == CatalogReport(2)
+        assert make.told(truth, tmp_path / "points") == expected
+    with closing(PostgresTruth(url, tmp_path / "here")) as truth:
+        assert migrate(truth, moved).documents == 2
+    assert make.told(moved, tmp_path / "data/points") == expected
+    assert operating_point(settings_in(tmp_path), "w1") == OperatingPoint("ask", 0.3, "q4")
+    with closing(PostgresTruth(url, tmp_path / "here")) as truth:
+        for place in (truth, moved):
+            with closing(place.catalog(make.TENANT)) as catalog:
+                put(catalog, document("d", "Dorano keeps an otter", metadata={"n": 3}))
+                assert names(catalog, {"n": {"$gte": 2}}) == ["b", "d"]

@@ -1,4 +1,4 @@
-"""Collections that another index searches: their caches serve, and nothing of them is embedded or found."""
+"""What a collection's rules do: its system prompt, what is said where nothing is found, and chunks without search."""
 
 from __future__ import annotations
 
@@ -13,17 +13,90 @@ from retriever.documents import chunk_id
 from service.access.principal import Role
 from service.app import composition
 from service.app.workspace import open_workspace
+from service.builtin import CHECKPOINT
 from service.documents import ingest
 from service.documents.corpus_listing import files
 from service.documents.precompute import Precompute
+from service.model.prompt_builder import GROUNDED, SYSTEM
 from tests.retriever.fakes import WordEmbedder
 from tests.service.passages import PASSAGES, QUESTIONS
-from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in, wait_for
+from tests.service.serving import Inside, Json, ask, good, in_process, put_in, settings_in, wait_for
 
+DOCUMENTS = [{"id": str(at), "chunks": [{"text": each.text}]} for at, each in enumerate(PASSAGES)]
+NAMED = [{**each, "id": f"new-{each['id']}"} for each in DOCUMENTS]
+STRANGE = "Which wine goes with salmon?"
+BRIEF: Json = {"max_tokens": 2}
 REGISTER, LETTER, LEDGER, LAST = (each.text for each in PASSAGES)
 TEAM: Json = {"team": "a"}
 OFF: Json = {"search": False}
-BRIEF: Json = {"max_tokens": 2}
+
+
+def test_a_new_collection_of_a_named_model_is_told_to_say_what_is_not_there(tmp_path: Path) -> None:
+    with in_process(settings_in(tmp_path)) as inside, inside.client() as client:
+        put_in(client, DOCUMENTS, collection="old")
+        assert good(client.get("/v1/collections/old"))["system"] == SYSTEM
+        prompt = ask(client, QUESTIONS[0], collection="old")["usage"]["prompt_tokens"]
+    with in_process(settings_in(tmp_path, model=str(CHECKPOINT))) as inside, inside.client() as client:
+        was = ask(client, QUESTIONS[0], collection="old")
+        assert was["usage"]["prompt_tokens"] == prompt
+        assert {each["miss_reason"] for each in was["report"]["chunks"]} == {None}
+        put_in(client, NAMED, collection="new")
+        assert good(client.get("/v1/collections/new"))["system"] == GROUNDED
+        assert ask(client, QUESTIONS[0], collection="new")["usage"]["prompt_tokens"] > prompt
+        rules = {"system": "Be brief."}
+        assert good(client.put("/v1/collections/new", json=rules))["system"] == "Be brief."
+        assert good(client.put("/v1/collections/new", json={}))["system"] == GROUNDED
+        assert good(client.put("/v1/collections/old", json={"floor": 0.1}))["system"] == SYSTEM
+        assert good(client.put("/v1/collections/made", json={}))["system"] == GROUNDED
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder: Path = tmp_path_factory.mktemp("unfound")
+    with in_process(settings_in(folder, store="mem://")) as inside, inside.client() as client:
+        for name in ("letters", "strict"):
+            nodes = [{"id": f"{name} {at}", "chunks": [{"text": each.text}]} for at, each in enumerate(PASSAGES)]
+            put_in(client, nodes, collection=name)
+        yield client
+
+
+def asked(client: httpx.Client, question: str, collection: str) -> httpx.Response:
+    return client.post("/v1/query", json={"question": question, "collection": collection, "sampling": BRIEF})
+
+
+def test_what_no_passage_answers_is_said_and_answered(client: httpx.Client) -> None:
+    for question, is_found in ((STRANGE, False), (QUESTIONS[0], True)):
+        report = good(asked(client, question, "letters"))["report"]
+        relevance = report["relevance"]
+        assert relevance["found"] == (relevance["best"] >= relevance["floor"]) == is_found
+        assert any("nothing was found" in note for note in report["notes"]) != is_found
+        found = good(client.post("/v1/search", json={"query": question, "collection": "letters"}))
+        assert found["relevance"] == relevance and bool(found["note"]) != (is_found or not found["hits"])
+
+
+def test_a_collection_that_refuses_answers_no_question_that_it_has_no_passage_for(client: httpx.Client) -> None:
+    rules = good(client.put("/v1/collections/strict", json={"on_empty": "refuse"}))
+    assert (rules["on_empty"], rules["floor"]) == ("refuse", None)
+    refused = asked(client, STRANGE, "strict")
+    assert refused.status_code == 404 and "nothing was found" in refused.json()["detail"]
+    chat = {"model": "default", "collection": "strict", "messages": [{"role": "user", "content": STRANGE}]}
+    assert client.post("/v1/chat/completions", json=chat).status_code == 404
+    good(asked(client, QUESTIONS[0], "strict"))
+
+
+def test_a_collection_that_is_not_there_is_told_in_one_sentence(client: httpx.Client) -> None:
+    for name, remedy in (("default", "GET /v1/collections lists all"), ("leters", "did you mean 'letters'?")):
+        got, deleted = (act(f"/v1/collections/{name}").json()["detail"] for act in (client.get, client.delete))
+        assert got == deleted and got.startswith(f"there is no collection '{name}': {remedy}")
+
+
+def test_the_floor_is_the_collections_own_where_it_has_one(client: httpx.Client) -> None:
+    good(client.put("/v1/collections/letters", json={"floor": 0.99}))
+    relevance = good(asked(client, QUESTIONS[0] + " Surely?", "letters"))["report"]["relevance"]
+    assert relevance["floor"] == 0.99 and not relevance["found"]
+    good(client.put("/v1/collections/letters", json={"floor": 0}))
+    assert good(asked(client, STRANGE, "letters"))["report"]["relevance"]["found"]
+    assert client.put("/v1/collections/letters", json={"on_empty": "ignore"}).status_code == 422
 
 
 @dataclass(frozen=True, slots=True)
