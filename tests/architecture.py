@@ -124,7 +124,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "retriever/readers/serve.py:serve": "an outermost loop: whoever asked gets the reason",
         f"{_VLLM}/loading.py:Loading._run": "each load ends once, or vLLM would hold its blocks for ever",
         "tests/store/test_object_store_faults.py:outcome.run": "a panic of the client is no Exception",
-        "store/tiers/single_flight.py:SingleFlight.do": "whoever waits gets the same exception as the caller",
+        "store/tiers/tiered_store.py:SingleFlight.do": "whoever waits gets the same exception as the caller",
     },
     "environment_readers": {
         "clients/vllm-kvweave/examples/openai_client.py:main": "an example shows where its addresses come from",

@@ -17,9 +17,8 @@ from store.blob_store import BlobStore, FoundBlob, Put
 from store.errors import BadBlob, KeyFormatError, StoreUnavailable
 from store.key import CacheKey, Scope, quote, unquote
 from store.objects.listed_ledger import ListedLedger
-from store.objects.object_blob import FIRST, DistantReader, ObjectBlob
+from store.objects.object_blob import FIRST, DistantReader, ObjectBlob, ReadLease, ReadMemory
 from store.objects.object_client import Listed, ObjectClient
-from store.objects.read_memory import ReadLease, ReadMemory
 from store.reader import BlobReader
 from store.tiers.budget import TierBudget
 from store.upkeep import Deletion, StorageUsage, StoredBlob

@@ -6,11 +6,12 @@ one read below. A frame that does not verify in a cache is read from the tier be
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
+from typing import Generic, TypeVar
 
 from store.blob import Blob, Buffer, Head, verified
 from store.blob_store import BlobStore, Put
@@ -18,10 +19,12 @@ from store.errors import BadBlob, Miss, MissReason, StoreError
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from store.tiers.background_queue import BackgroundQueue
-from store.tiers.single_flight import SingleFlight
 from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 log = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 _HEALING = (MissReason.CORRUPT, MissReason.FOREIGN)  # reasons for a cache tier to discard a blob
 PREFETCH_BYTES = 1 << 30
@@ -312,3 +315,30 @@ class TieredStore(BlobStore):
 
     def _find(self, key: CacheKey) -> None:
         raise AssertionError("a tiered store opens its tiers")
+
+
+class SingleFlight(Generic[K, V]):
+    """Calls for one key that overlap in time share one result, or one exception."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._flights: dict[K, Future[V]] = {}
+
+    def do(self, key: K, call: Callable[[], V]) -> V:
+        """The result of `call`, or of the call that is running for this key."""
+        with self._lock:
+            flight = self._flights.get(key)
+            mine = flight is None
+            if flight is None:
+                flight = self._flights[key] = Future()
+        if not mine:
+            return flight.result()
+        try:
+            flight.set_result(call())
+        except BaseException as error:
+            flight.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._flights[key]
+        return flight.result()

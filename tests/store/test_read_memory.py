@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from store.blob import Blob, write_head
 from store.errors import BadBlob, Miss, MissReason, StoreError
 from store.key import CacheKey, Scope
+from store.objects.object_blob import ReadLease, ReadMemory
 from store.objects.object_client import ObjectClient
 from store.objects.object_store import ObjectBlobStore
-from store.objects.read_memory import ReadLease, ReadMemory
 from store.reader import BlobReader
 from tests.servers.faults import Fault
 from tests.servers.faulty import FaultyProxy
