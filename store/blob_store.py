@@ -17,7 +17,8 @@ A store maps a `CacheKey` to a blob. It may be slow, absent or corrupt; it may n
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
@@ -26,8 +27,7 @@ from store.blob import Blob, Head, read_head
 from store.codec.spec import Spec
 from store.errors import BadBlob, Miss, MissReason, SpecError
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Fetch
-from store.upkeep import StoreUpkeep
+from store.reader import BlobReader
 
 
 class Put(StrEnum):
@@ -39,21 +39,52 @@ class Put(StrEnum):
     OVER_BUDGET = "over budget"
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """One stored blob as a listing shows it; `stored_at` in seconds since 1970."""
+
+    key: CacheKey
+    nbytes: int
+    stored_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """One delete: every blob in `scope` whose computing began before `epoch` is dead."""
+
+    epoch: int
+    scope: Scope
+
+    def kills(self, key: CacheKey, epoch: int) -> bool:
+        """Whether a blob of this key whose computing began in that epoch is dead."""
+        return epoch < self.epoch and key in self.scope
+
+
+@dataclass(frozen=True, slots=True)
+class StorageUsage:
+    """What a tier holds, in bytes of the medium; `budget` is None for no limit."""
+
+    tier: str
+    blobs: int
+    nbytes: int
+    budget: int | None
+
+
 class FoundBlob(Protocol):
-    """A blob found in a medium: its first bytes, and a way to the frames once the head is verified."""
+    """A blob found in a medium: its first bytes, and a reader of the rest."""
 
     @property
     def raw_head(self) -> bytes:
         """The preamble and the head."""
         ...
 
-    def frames(self, head: Head) -> Fetch:
-        """Returns an object that fetches the frames that this head lists."""
+    def reader(self, head: Head) -> BlobReader:
+        """The reader of the frames that this head lists, which was verified."""
         ...
 
 
-class BlobAccess(ABC):
-    """The methods that move blobs. See the module's docstring for the contract."""
+class BlobStore(ABC):
+    """See the module's docstring for the contract."""
 
     name: str  # this medium's name in readers and reports
 
@@ -67,15 +98,11 @@ class BlobAccess(ABC):
             if head.key != key:
                 return Miss(MissReason.FOREIGN, f"the medium has {head.key.text} under {key.text}")
             Spec.parse(head.codec)
-            return self._reader(head, found)
+            return found.reader(head)
         except BadBlob as bad:
             return Miss(bad.reason, str(bad))
         except SpecError as error:
             return Miss(MissReason.NEWER_FORMAT, str(error))
-
-    def _reader(self, head: Head, found: FoundBlob) -> BlobReader:
-        """A reader of a blob whose head was verified."""
-        return BlobReader(head, found.raw_head, fetch=found.frames(head), source=self.name)
 
     @abstractmethod
     def _find(self, key: CacheKey) -> FoundBlob | None:
@@ -106,15 +133,73 @@ class BlobAccess(ABC):
     def epoch(self, tenant: str) -> int:
         """The number of the tenant's last deletion, 0 before the first."""
 
-    @abstractmethod
     def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
         """Delete everything in the scope; returns the deletion's number. A cache gets its lowest tier's `epoch`."""
+        [number] = self.delete_all([scope], epochs=() if epoch is None else [epoch])
+        return number
 
+    @abstractmethod
     def delete_all(self, scopes: Sequence[Scope], *, epochs: Sequence[int] = ()) -> list[int]:
         """Delete everything in these scopes of one tenant, together where the medium gains by it; see `delete`."""
-        return [
-            self.delete(scope, epoch=epoch) for scope, epoch in zip(scopes, epochs or [None] * len(scopes), strict=True)
-        ]
+
+    @abstractmethod
+    def entries(self, scope: Scope | None = None) -> Iterator[StoredBlob]:
+        """All blobs of a scope, or of the store, as of about now, in key order."""
+
+    @abstractmethod
+    def strays(self) -> Iterator[str]:
+        """Names in the medium that this store did not write."""
+
+    @abstractmethod
+    def tenants(self) -> list[str]:
+        """Tenants that have blobs or deletions."""
+
+    @abstractmethod
+    def usage(self) -> list[StorageUsage]:
+        """What each tier holds, one row per tier."""
+
+    @abstractmethod
+    def quarantine(self, key: CacheKey) -> bool:
+        """Move a bad blob aside, kept for inspection where the medium can; returns whether it was there."""
+
+    @abstractmethod
+    def forget_quarantined(self, before: float) -> int:
+        """Drop blobs quarantined before that time; returns how many."""
+
+    @abstractmethod
+    def deletions(self, tenant: str, after: int = 0) -> list[Deletion]:
+        """The tenant's deletions numbered above `after`, in order, as far back as they are kept."""
+
+    @abstractmethod
+    def trim(self, tenant: str, before: float) -> int:
+        """Drop deletions older than that time except the newest; returns how many. No put may be older than these."""
+
+    def learn_deletions(self, tenants: Iterable[str] | None) -> None:  # noqa: B027 (one medium has no copies)
+        """Apply to the caches here what others have deleted of these tenants, or of all. Raises StoreError."""
+
+    def finish_deletes(self) -> None:  # noqa: B027 (where a delete is one step, nothing is left)
+        """Remove what a killed `delete` left behind."""
+
+    def compact(self) -> int:
+        """Return free space to the medium, which no other process may have open; returns how many bytes."""
+        return 0
+
+    def pin(self, scope: Scope) -> int:
+        """Keep the scope's blobs from eviction; returns how many there are."""
+        return self.mark(scope, pinned=True)
+
+    def unpin(self, scope: Scope) -> int:
+        """Unpin the scope's blobs; returns how many there are."""
+        return self.mark(scope, pinned=False)
+
+    @abstractmethod
+    def mark(self, scope: Scope, *, pinned: bool) -> int:
+        """See `pin` and `unpin`."""
+
+    @property
+    def tiers(self) -> "Sequence[BlobStore]":
+        """The stores that this one is made of, nearest first."""
+        return (self,)
 
     def flush(self) -> None:  # noqa: B027 (where nothing is copied, nothing is waited for)
         """Wait for copies on their way into nearer tiers."""
@@ -129,12 +214,3 @@ class BlobAccess(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class BlobStore(BlobAccess, StoreUpkeep):
-    """A whole store: access and upkeep."""
-
-    @property
-    def tiers(self) -> "Sequence[BlobStore]":
-        """The stores that this one is made of, nearest first."""
-        return (self,)

@@ -6,10 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from store.blob_store import BlobAccess, BlobStore
+from store.blob_store import BlobStore, StoredBlob
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey
-from store.upkeep import StoredBlob
 
 GRACE_S = 24 * 3600.0  # how long quarantined blobs are kept for inspection
 LOG_S = 7 * 24 * 3600.0  # no computation takes longer, so no put can be older
@@ -67,12 +66,12 @@ def verify(store: BlobStore) -> Iterator[tuple[int, ScrubReport]]:
                 yield report.checked, report
 
 
-def _confirm(tier: BlobAccess, blob: StoredBlob) -> BadEntry | None:
+def _confirm(tier: BlobStore, blob: StoredBlob) -> BadEntry | None:
     """Checks a blob, and a bad one twice: one that was replaced while it was read looks corrupt once."""
     return _check(tier, blob) and _check(tier, blob)
 
 
-def _check(tier: BlobAccess, blob: StoredBlob) -> BadEntry | None:
+def _check(tier: BlobStore, blob: StoredBlob) -> BadEntry | None:
     key = blob.key
     reader = tier.open(key)
     if isinstance(reader, Miss):

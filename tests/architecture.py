@@ -40,7 +40,6 @@ CONTRACTS = (
     "store.blob_store",
     "store.scrub",
     "store.size",
-    "store.upkeep",
 )  # what service may know besides
 
 # Who may import what. The longest name that fits governs; what is not named is free.

@@ -21,7 +21,7 @@ from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
 from service.truth.control import Control
 from store.blob import Terms
-from store.blob_store import BlobAccess
+from store.blob_store import BlobStore
 from store.codec.decode import decode
 from store.codec.encode import encode
 from store.errors import StoreError
@@ -42,7 +42,7 @@ def checked_model(
     names: Sequence[str],
     *,
     library: Callable[[str], Library],
-    store: BlobAccess,
+    store: BlobStore,
     control: Control,
 ) -> ServedModel:
     """The model, with another fingerprint where what one of these tenants has stored is not what it computes."""
@@ -64,7 +64,7 @@ class _StoredTenant:
 
     name: str
     catalog: Catalog
-    store: BlobAccess
+    store: BlobStore
     control: Control
 
 

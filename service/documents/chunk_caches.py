@@ -18,13 +18,12 @@ from service.documents.chunk_captures import BlobKeys, ChunkCaptures
 from service.documents.chunk_contexts import ContextKey
 from service.documents.ordered_calls import OrderedCalls
 from service.truth.control import Control
-from store.blob_store import BlobStore
+from store.blob_store import BlobStore, StoredBlob
 from store.errors import Miss, MissReason, StoreError
 from store.fingerprint import Fingerprint
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from store.record_source import BlobSource
-from store.upkeep import StoredBlob
 
 _REMEMBERED = 100_000  # blobs that are remembered to have been there
 _IN_VAIN = {

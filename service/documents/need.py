@@ -12,7 +12,7 @@ from retriever.library import Library
 from retriever.search import Query
 from service.errors import Invalid
 from store.blob import Blob
-from store.blob_store import BlobAccess, Put
+from store.blob_store import BlobStore, Put
 from store.key import CacheKey
 
 TEXTS = ("question", "query", "prompt")
@@ -73,7 +73,7 @@ class BudgetedStore:
     """
 
     def __init__(
-        self, store: BlobAccess, room: Callable[[], int], *, spare: Sequence[tuple[CacheKey, int]], need: Counter[str]
+        self, store: BlobStore, room: Callable[[], int], *, spare: Sequence[tuple[CacheKey, int]], need: Counter[str]
     ) -> None:
         self.is_full = False
         self.dropped = 0

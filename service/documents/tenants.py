@@ -23,10 +23,9 @@ from service.telemetry.logs import fields
 from service.truth.control import Control
 from service.truth.peers import Peers
 from service.truth.truth import Truth
-from store.blob_store import BlobStore, Put
+from store.blob_store import BlobStore, Put, StoredBlob
 from store.errors import StoreError
 from store.key import Scope
-from store.upkeep import StoredBlob
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from blend.fuse.policy import policy_name
 from service.errors import ServiceError
 from service.reports import Report, Usage
 from service.telemetry import labels
+from store.blob_store import StorageUsage as Tier
 from store.errors import StoreError
-from store.upkeep import StorageUsage as Tier
 
 PREFIX = "kvweave_"
 TENANTS, ENDPOINTS, ERRORS, POLICIES, TIERS = 100, 100, 100, 8, 8  # the most values that have a label of their own

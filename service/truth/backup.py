@@ -19,7 +19,7 @@ from service.errors import AccessError
 from service.truth.archive import ArchiveWriter, tenant_of, writing
 from service.truth.databases import CONTROL, RESTORING, copy_database, databases
 from store.blob import Blob
-from store.blob_store import BlobAccess, BlobStore
+from store.blob_store import BlobStore
 from store.errors import BadBlob, Miss, StoreError
 from store.key import CacheKey, Scope
 
@@ -96,7 +96,7 @@ class _Blobs:
         if epoch:
             self.epochs[tenant] = epoch
 
-    def _add(self, store: BlobAccess, key: CacheKey) -> None:
+    def _add(self, store: BlobStore, key: CacheKey) -> None:
         blob = _read(store, key)
         if blob is None:
             self.left_out += 1
@@ -104,7 +104,7 @@ class _Blobs:
             self._writer.packed(f"blobs/{key.text}", bytes(blob))
 
 
-def _read(store: BlobAccess, key: CacheKey) -> Blob | None:
+def _read(store: BlobStore, key: CacheKey) -> Blob | None:
     reader = store.open(key)
     try:
         return None if isinstance(reader, Miss) else reader.blob()

@@ -25,7 +25,7 @@ from service.truth import control_file
 from service.truth.archive import PIECE, ArchiveMember, ArchiveTally, Manifest, archive_errors_explained, members
 from service.truth.databases import CATALOG, CONTROL, catalogs, databases, gathering, hold, name_anew
 from store.blob import Blob
-from store.blob_store import BlobAccess
+from store.blob_store import BlobStore
 from store.errors import BadBlob, StoreError
 from store.key import Scope
 
@@ -46,7 +46,7 @@ class RestoreReport:
 
 
 def restore(
-    file: Path, data: Path, *, force: bool = False, open_store: Callable[[], BlobAccess]
+    file: Path, data: Path, *, force: bool = False, open_store: Callable[[], BlobStore]
 ) -> RestoreReport:  # fmt: skip
     """Restores a backup. Raises AccessError, with nothing changed. `open_store` is called only where it has blobs."""
     try:
@@ -63,7 +63,7 @@ def restore(
         raise AccessError(f"{file} cannot be restored into {data}: {error}") from error
 
 
-def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[[], BlobAccess]) -> RestoreReport:
+def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[[], BlobStore]) -> RestoreReport:
     with gathering(data) as staging:
         with archive_errors_explained(file):
             manifest = _unpack(archive, staging)
@@ -139,7 +139,7 @@ def _prepare(path: Path) -> None:
         raise AccessError(f"{path.name} is no database of kvweave: {error}") from error
 
 
-def _fill(store: BlobAccess, archive: BinaryIO, *, manifest: Manifest) -> Counter[str]:
+def _fill(store: BlobStore, archive: BinaryIO, *, manifest: Manifest) -> Counter[str]:
     for tenant, epoch in manifest.epochs.items():
         if store.epoch(tenant) < epoch:
             store.delete(Scope(tenant, _NO_CHUNK), epoch=epoch)

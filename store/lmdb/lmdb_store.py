@@ -14,16 +14,15 @@ import lmdb
 from msgspec.structs import replace
 
 from store.blob import Blob, Buffer, Head, verified
-from store.blob_store import BlobStore, FoundBlob, Put
+from store.blob_store import BlobStore, Deletion, Put, StorageUsage, StoredBlob
 from store.errors import BadBlob, MissReason, StoreError, StoreFull
 from store.key import CacheKey, Scope, unquote
 from store.lmdb.broken import forget_broken
 from store.lmdb.environment import PAGE_BYTES, RESERVED_BYTES, Environment, MapFull, open_environment
 from store.lmdb.rows import BlobRow, Rows, new_row
 from store.lmdb.shared_ledger import SharedLedger
-from store.reader import BlobReader, Fetch
+from store.reader import BlobReader
 from store.tiers.budget import TierBudget
-from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 T = TypeVar("T")
 
@@ -40,20 +39,18 @@ class _Found:
     env: Environment
     rows: Rows
 
-    def frames(self, head: Head) -> Fetch:
+    def reader(self, head: Head) -> BlobReader:
         """The frames as views into the map, each in a snapshot of its own: a long read never pins pages."""
-        del head
+        return LmdbReader(head, self)
 
-        @contextmanager
-        def fetch(number: int) -> Generator[Buffer]:
-            with self.env.read() as txn:
-                data = self.frame(txn, number)
-                try:
-                    yield data
-                finally:
-                    data.release()
-
-        return fetch
+    @contextmanager
+    def fetch(self, number: int) -> Generator[Buffer]:
+        with self.env.read() as txn:
+            data = self.frame(txn, number)
+            try:
+                yield data
+            finally:
+                data.release()
 
     def frame(self, txn: lmdb.Transaction, number: int) -> memoryview:
         """One frame as a view into the map, to be released before the snapshot ends."""
@@ -67,7 +64,7 @@ class LmdbReader(BlobReader):
     """A reader that reads frames of several blobs in one snapshot."""
 
     def __init__(self, head: Head, found: _Found) -> None:
-        super().__init__(head, found.raw_head, fetch=found.frames(head), source=LmdbStore.name)
+        super().__init__(head, found.raw_head, fetch=found.fetch, source=LmdbStore.name)
         self._found = found
 
     @contextmanager
@@ -124,10 +121,6 @@ class LmdbStore(BlobStore):
             found = _Found(head, raw, self.environment, self._rows)
         self._ledger.used(key.text)
         return found
-
-    def _reader(self, head: Head, found: FoundBlob) -> BlobReader:
-        assert isinstance(found, _Found)
-        return LmdbReader(head, found)
 
     def put(self, blob: Blob) -> Put:
         return self._store(blob, keep=True)
@@ -278,10 +271,6 @@ class LmdbStore(BlobStore):
         with self.environment.read() as txn:
             return self._rows.deletions(txn, tenant, after=after)
 
-    def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
-        [number] = self.delete_all([scope], epochs=() if epoch is None else [epoch])
-        return number
-
     def delete_all(self, scopes: Sequence[Scope], *, epochs: Sequence[int] = ()) -> list[int]:
         def log(txn: lmdb.Transaction) -> list[Deletion]:
             first = self._rows.epoch(txn, scopes[0].tenant) + 1
@@ -347,11 +336,8 @@ class LmdbStore(BlobStore):
         with self.environment.read() as txn:
             return sorted(unquote(raw.decode()) for raw in self._rows.tenants(txn))
 
-    def pin(self, scope: Scope) -> int:
-        return self._change(partial(self._pin_in, scope=scope, pinned=True))
-
-    def unpin(self, scope: Scope) -> int:
-        return self._change(partial(self._pin_in, scope=scope, pinned=False))
+    def mark(self, scope: Scope, *, pinned: bool) -> int:
+        return self._change(partial(self._pin_in, scope=scope, pinned=pinned))
 
     def _pin_in(self, txn: lmdb.Transaction, *, scope: Scope, pinned: bool) -> int:
         found = list(self._rows.scan(txn, scope.text.encode()))

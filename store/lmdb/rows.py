@@ -16,9 +16,9 @@ import lmdb
 import msgspec
 
 from store.blob import Blob, Buffer, Head
+from store.blob_store import Deletion
 from store.key import CacheKey, Scope, quote
 from store.lmdb.environment import PAGE_BYTES, Environment
-from store.upkeep import Deletion
 
 _HEADS, _FRAMES, _ROWS, _TOTALS = b"heads", b"frames", b"rows", b"totals"
 _DELETIONS, _GRAVES, _QUARANTINE = b"deletions", b"graves", b"quarantine"

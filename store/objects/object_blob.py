@@ -12,7 +12,7 @@ from threading import Lock
 from store.blob import Buffer, Head, head_bytes
 from store.errors import BadBlob, MissReason, StoreClosed
 from store.objects.object_client import ObjectClient, ObjectPart
-from store.reader import BlobReader, Fetch
+from store.reader import BlobReader
 
 FIRST = range(1 << 20)  # the head, and all of a small blob
 RANGES = 3  # the most further requests for the rest of a blob
@@ -99,12 +99,12 @@ class ObjectBlob:
                 self._first = more
         return bytes(self._first.data[:length])
 
-    def frames(self, head: Head) -> Fetch:
+    def reader(self, head: Head) -> BlobReader:
         """Fetches frames out of ranges that are fetched together, at the first frame that needs one."""
         if len(self.raw_head) + head.body_bytes != self._first.whole:
             raise BadBlob(MissReason.CORRUPT, f"the object has {self._first.whole} bytes, its head promises others")
         self._spans = offsets(head, len(self.raw_head))
-        return self._fetch
+        return DistantReader(head, self)
 
     def begin(self) -> None:
         """Begin to fetch all ranges, where there is memory for them; otherwise each is fetched at its first use."""
@@ -116,7 +116,7 @@ class ObjectBlob:
                 self._rest()
 
     @contextmanager
-    def _fetch(self, number: int) -> Generator[Buffer]:
+    def fetch(self, number: int) -> Generator[Buffer]:
         """Waits for one frame and yields it."""
         span = self._spans[number]
         if span.stop <= len(self._first.data):
@@ -145,8 +145,8 @@ class ObjectBlob:
 class DistantReader(BlobReader):
     """A reader of an object whose ranges may be fetched before a frame is read."""
 
-    def __init__(self, head: Head, blob: ObjectBlob, *, source: str) -> None:
-        super().__init__(head, blob.raw_head, fetch=blob.frames(head), source=source)
+    def __init__(self, head: Head, blob: ObjectBlob) -> None:
+        super().__init__(head, blob.raw_head, fetch=blob.fetch, source="object")
         self._blob = blob
 
     def begin(self) -> None:

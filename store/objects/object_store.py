@@ -13,15 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 from store.blob import Blob, Head, read_head
-from store.blob_store import BlobStore, FoundBlob, Put
+from store.blob_store import BlobStore, Deletion, Put, StorageUsage, StoredBlob
 from store.errors import BadBlob, KeyFormatError, StoreUnavailable
 from store.key import CacheKey, Scope, quote, unquote
 from store.objects.listed_ledger import ListedLedger
-from store.objects.object_blob import FIRST, DistantReader, ObjectBlob, ReadLease, ReadMemory
+from store.objects.object_blob import FIRST, ObjectBlob, ReadLease, ReadMemory
 from store.objects.object_client import Listed, ObjectClient
-from store.reader import BlobReader
 from store.tiers.budget import TierBudget
-from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 _SKEW_S = 5.0  # a listing shows whole seconds, and the clocks of a server's nodes differ
 _THREADS = 128  # threads that read ranges: each waits for the medium, so there are as many as parallel reads
@@ -56,10 +54,6 @@ class ObjectBlobStore(BlobStore):
             lease.give(len(FIRST) - len(first.data))
         self._ledger.used(key.text)
         return ObjectBlob(self._client, path, first=first, pool=self._pool, lease=lease)
-
-    def _reader(self, head: Head, found: FoundBlob) -> BlobReader:
-        assert isinstance(found, ObjectBlob)
-        return DistantReader(head, found, source=self.name)
 
     def put(self, blob: Blob) -> Put:
         key, terms = blob.head.key, blob.head.terms
@@ -216,7 +210,11 @@ class ObjectBlobStore(BlobStore):
     def _not_ours(self, row: Listed) -> StoreUnavailable:
         return StoreUnavailable(f"{self._client.label}: {row.path} is no deletion that this store wrote: remove it")
 
-    def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
+    def delete_all(self, scopes: Sequence[Scope], *, epochs: Sequence[int] = ()) -> list[int]:
+        wanted = epochs or [None] * len(scopes)
+        return [self._delete(scope, epoch) for scope, epoch in zip(scopes, wanted, strict=True)]
+
+    def _delete(self, scope: Scope, epoch: int | None) -> int:
         number = self._log(scope, epoch)
         self._client.write(_numbered(f"burying/{quote(scope.tenant)}", number), scope.text.encode())
         self._client.delete(row.path for row in self._rows("quarantine", scope))
@@ -288,13 +286,8 @@ class ObjectBlobStore(BlobStore):
     def tenants(self) -> list[str]:
         return sorted({unquote(part) for kind in ("blobs", "deletions") for part in self._client.folders(kind)})
 
-    def pin(self, scope: Scope) -> int:
-        return self._move_markers(scope, source="fills", target="pins")
-
-    def unpin(self, scope: Scope) -> int:
-        return self._move_markers(scope, source="pins", target="fills")
-
-    def _move_markers(self, scope: Scope, *, source: str, target: str) -> int:
+    def mark(self, scope: Scope, *, pinned: bool) -> int:
+        source, target = ("fills", "pins") if pinned else ("pins", "fills")
         there = {row.path.removeprefix("blobs/"): row.nbytes for row in self._rows("blobs", scope)}
         marked = {row.path.removeprefix(f"{source}/") for row in self._rows(source, scope)} & set(there)
         for key in marked:

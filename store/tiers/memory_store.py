@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from store.blob import Blob, Buffer, Head
-from store.blob_store import BlobStore, Put
+from store.blob_store import BlobStore, Deletion, Put, StorageUsage, StoredBlob
 from store.codec.unpacked import Allocate, UnpackedBlob, allocate, unpacked
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Fetch
+from store.reader import BlobReader
 from store.tiers.budget import Ledger, TierBudget
-from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +28,16 @@ class _Kept:
     def raw_head(self) -> bytes:
         return self.blob.head_bytes
 
-    def frames(self, head: Head) -> Fetch:
-        """The frames as they are in memory."""
-        del head
+    def reader(self, head: Head) -> BlobReader:
+        """The frames as they are in memory, or the layers."""
+        stored = self.blob.stored if isinstance(self.blob, UnpackedBlob) else None
+        return BlobReader(head, self.raw_head, fetch=self._fetch, source=MemoryStore.name, unpacked=stored)
 
-        @contextmanager
-        def fetch(number: int) -> Generator[Buffer]:
-            if isinstance(self.blob, UnpackedBlob):
-                raise BadBlob(MissReason.ABSENT, "memory has the layers and not the frames: read these below")
-            yield self.blob.frames[number]
-
-        return fetch
+    @contextmanager
+    def _fetch(self, number: int) -> Generator[Buffer]:
+        if isinstance(self.blob, UnpackedBlob):
+            raise BadBlob(MissReason.ABSENT, "memory has the layers and not the frames: read these below")
+        yield self.blob.frames[number]
 
 
 class MemoryStore(BlobStore):
@@ -126,10 +124,6 @@ class MemoryStore(BlobStore):
         with self._lock:
             return [deletion for _, deletion in self._deletions.get(tenant, ()) if deletion.epoch > after]
 
-    def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
-        [number] = self.delete_all([scope], epochs=() if epoch is None else [epoch])
-        return number
-
     def delete_all(self, scopes: Sequence[Scope], *, epochs: Sequence[int] = ()) -> list[int]:
         with self._lock:
             first = self.epoch(scopes[0].tenant) + 1
@@ -170,13 +164,7 @@ class MemoryStore(BlobStore):
         del before
         return 0
 
-    def pin(self, scope: Scope) -> int:
-        return self._mark(scope, pinned=True)
-
-    def unpin(self, scope: Scope) -> int:
-        return self._mark(scope, pinned=False)
-
-    def _mark(self, scope: Scope, *, pinned: bool) -> int:
+    def mark(self, scope: Scope, *, pinned: bool) -> int:
         with self._lock:
             marked = [kept for key, kept in self._blobs.items() if key in scope]
             for kept in marked:
@@ -197,13 +185,7 @@ class MemoryCache(MemoryStore):
 
     def open(self, key: CacheKey) -> BlobReader | Miss:
         kept = self._find(key)
-        if kept is None:
-            return Miss(MissReason.ABSENT)
-        blob = kept.blob
-        assert isinstance(blob, UnpackedBlob)
-        return BlobReader(
-            blob.head, kept.raw_head, fetch=kept.frames(blob.head), source=self.name, unpacked=blob.stored
-        )
+        return Miss(MissReason.ABSENT) if kept is None else kept.reader(kept.blob.head)
 
     def _form(self, blob: Blob) -> UnpackedBlob:
         return unpacked(blob, self._allocate)

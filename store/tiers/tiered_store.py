@@ -14,12 +14,11 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from store.blob import Blob, Buffer, Head, verified
-from store.blob_store import BlobStore, Put
+from store.blob_store import BlobStore, Deletion, Put, StorageUsage, StoredBlob
 from store.errors import BadBlob, Miss, MissReason, StoreError
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from store.tiers.background_queue import BackgroundQueue
-from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 log = logging.getLogger(__name__)
 
@@ -223,10 +222,6 @@ class TieredStore(BlobStore):
     def deletions(self, tenant: str, after: int = 0) -> list[Deletion]:
         return self.lowest.deletions(tenant, after)
 
-    def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
-        [number] = self.delete_all([scope], epochs=() if epoch is None else [epoch])
-        return number
-
     def delete_all(self, scopes: Sequence[Scope], *, epochs: Sequence[int] = ()) -> list[int]:
         numbers = self.lowest.delete_all(scopes, epochs=epochs)
         self._bury_copies([Deletion(number, scope) for number, scope in zip(numbers, scopes, strict=True)])
@@ -299,11 +294,8 @@ class TieredStore(BlobStore):
     def tenants(self) -> list[str]:
         return sorted({tenant for tier in self._tiers for tenant in tier.tenants()})
 
-    def pin(self, scope: Scope) -> int:
-        return max(tier.pin(scope) for tier in self._tiers)
-
-    def unpin(self, scope: Scope) -> int:
-        return max(tier.unpin(scope) for tier in self._tiers)
+    def mark(self, scope: Scope, *, pinned: bool) -> int:
+        return max(tier.mark(scope, pinned=pinned) for tier in self._tiers)
 
     def usage(self) -> list[StorageUsage]:
         return [row for tier in self._tiers for row in tier.usage()]

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.reports import ChunkReport, Report, Usage
 from service.telemetry.metrics import Metrics
+from store.blob_store import StorageUsage as Tier
 from store.errors import Miss, MissReason
-from store.upkeep import StorageUsage as Tier
 from tests.deploy.plans import DEPLOY, ROOT
 
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboards" / "kvweave.json").read_text(encoding="utf-8"))

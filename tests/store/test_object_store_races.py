@@ -7,11 +7,10 @@ from threading import Barrier, Thread
 import pytest
 
 from store import scrub
-from store.blob_store import Put
+from store.blob_store import Deletion, Put
 from store.errors import MissReason, StoreDenied
 from store.key import CacheKey, Scope
 from store.objects import object_store
-from store.upkeep import Deletion
 from tests.servers.faults import Answer, Fault
 from tests.servers.faulty import FaultyProxy, Request
 from tests.store.media import Medium, is_blob, read

@@ -11,7 +11,7 @@ from store.blob import Blob, Buffer, Head
 from store.blob_store import BlobStore, FoundBlob, Put
 from store.errors import BadBlob, Miss, MissReason, StoreUnavailable
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Fetch, read
+from store.reader import BlobReader, read
 from store.tiers.background_queue import BackgroundQueue
 from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache, MemoryStore
@@ -58,17 +58,17 @@ class _SlowBlob:
         self._found = found
         self.raw_head = found.raw_head
 
-    def frames(self, head: Head) -> Fetch:
-        inner = self._found.frames(head)
+    def reader(self, head: Head) -> BlobReader:
+        inner = self._found.reader(head)
 
         @contextmanager
         def fetch(number: int) -> Generator[Buffer]:
             self._store.gate.wait(30)
             self._store.frames_read += 1
-            with inner(number) as data:
+            with inner.frame(number) as data:
                 yield data
 
-        return fetch
+        return BlobReader(head, self.raw_head, fetch=fetch, source=inner.source)
 
 
 @pytest.fixture

@@ -11,13 +11,12 @@ from service.documents.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.errors import Unavailable
 from service.model.capture_context import ChunkIds
 from service.model.served_model import ServedModel
-from store.blob_store import BlobAccess, BlobStore, Put
+from store.blob_store import BlobStore, Put
 from store.codec.decode import read_rows
 from store.errors import Miss
 from store.fingerprint import digest_ids
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
-from store.upkeep import StoreUpkeep
 
 TENANT = "kvweave.bench."  # no tenant of a service has a dot in its name
 STALE_S = 3600.0  # what is older was left by a run that was killed
@@ -99,14 +98,14 @@ def scratch_store(opened: Callable[[], BlobStore]) -> Generator[ScratchStore]:
                     store.discard(key)
 
 
-def _stale(store: StoreUpkeep) -> Iterator[CacheKey]:
+def _stale(store: BlobStore) -> Iterator[CacheKey]:
     before = time.time() - STALE_S
     for tenant in store.tenants():
         if tenant.startswith(TENANT):
             yield from (entry.key for entry in store.entries(Scope(tenant)) if entry.stored_at < before)
 
 
-def _read(tier: BlobAccess, items: Sequence[CaptureItem]) -> float:
+def _read(tier: BlobStore, items: Sequence[CaptureItem]) -> float:
     """The bytes a second that a tier reads. A blob that went meanwhile is no longer counted."""
     start, nbytes = time.perf_counter(), 0
     for item in items:

@@ -11,8 +11,8 @@ from service.errors import Unavailable
 from service.reports import ChunkReport, Report, Usage
 from service.telemetry import labels
 from service.telemetry.metrics import Metrics
+from store.blob_store import StorageUsage as Tier
 from store.errors import Miss, MissReason, StoreError, StoreUnavailable
-from store.upkeep import StorageUsage as Tier
 
 REPORT = Report(
     "hybrid",
