@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 from zipfile import BadZipFile, ZipFile
 
-from retriever.readers.reading import MAX_BYTES, megabytes
+from retriever.readers.reading import MAX_BYTES, UnreadableFile, megabytes
 from retriever.readers.serve import one_line
 
 MAX_MEMBERS = 100_000
@@ -13,26 +13,25 @@ _COMPOUND = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # the older binary formats, and
 _TERMS = "{http://purl.org/dc/elements/1.1/}"
 
 
-class UnopenedArchive(ValueError):
-    """Raised where a file is no such archive; the message says what to do."""
+def opened_archive(content: bytes) -> ZipFile:
+    """The archive. No member gives more bytes than it declares, so that what they declare bounds all.
 
-
-def opened(content: bytes) -> ZipFile:
-    """The archive. No member gives more bytes than it declares, so that what they declare bounds all."""
+    Raises `UnreadableFile` where it is none.
+    """
     if content.startswith(_COMPOUND):
-        raise UnopenedArchive("it has a password or is of an older binary format: save a copy in the newer one without")
+        raise UnreadableFile("it has a password or is of an older binary format: save a copy in the newer one without")
     try:
         archive = ZipFile(io.BytesIO(content))
     except (BadZipFile, NotImplementedError, ValueError) as error:
-        raise UnopenedArchive(
+        raise UnreadableFile(
             f"it is damaged or of another format ({one_line(str(error))[:200]}): save it anew"
         ) from None
     members = archive.infolist()
     if len(members) > MAX_MEMBERS:
-        raise UnopenedArchive(f"it holds {len(members):,} parts, at most {MAX_MEMBERS:,}: split it")
+        raise UnreadableFile(f"it holds {len(members):,} parts, at most {MAX_MEMBERS:,}: split it")
     unpacked = sum(each.file_size for each in members)
     if unpacked > MAX_BYTES:
-        raise UnopenedArchive(f"unpacked it has {megabytes(unpacked)}, at most {megabytes(MAX_BYTES)}: split it")
+        raise UnreadableFile(f"unpacked it has {megabytes(unpacked)}, at most {megabytes(MAX_BYTES)}: split it")
     return archive
 
 

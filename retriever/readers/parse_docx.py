@@ -6,7 +6,7 @@ from typing import cast
 
 import mammoth
 
-from retriever.readers.archive import UnopenedArchive, opened, property_of
+from retriever.readers.archive import opened_archive, property_of
 from retriever.readers.parse_html import markdown_of
 from retriever.readers.serve import Findings
 
@@ -19,11 +19,8 @@ p[style-name='Preformatted Text'] => pre:separator('\n')
 
 def parse(content: bytes) -> Findings:
     """The text with headings, lists, tables and notes; pictures are left out, and what is linked is not opened."""
-    try:
-        archive = opened(content)
-        converted = mammoth.convert_to_html(io.BytesIO(content), style_map=_STYLES, convert_image=_left_out)
-    except UnopenedArchive as error:
-        return Findings(problems=[str(error)])
+    archive = opened_archive(content)
+    converted = mammoth.convert_to_html(io.BytesIO(content), style_map=_STYLES, convert_image=_left_out)
     text, problems = markdown_of(cast(str, converted.value))
     return Findings((text,), problems, property_of(archive, "title"), property_of(archive, "creator"))
 

@@ -17,7 +17,7 @@ def parse(content: bytes) -> Findings:
     mail = message_from_bytes(content, EmailMessage, policy=default)
     said = {name: one_line(str(mail[name])) for name in (*_TOLD, "Subject") if mail[name]}
     if not said:
-        return Findings(problems=["it has none of a mail's headers: save it from the mail program as .eml"])
+        raise UnreadableFile("it has none of a mail's headers: save it from the mail program as .eml")
     subject = said.pop("Subject", "")
     attached = ", ".join(filter(None, (one_line(each.get_filename() or "") for each in mail.iter_attachments())))
     head = [f"{name}: {value}" for name, value in said.items()] + ([f"Attachments: {attached}"] if attached else [])

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 from xml.etree.ElementTree import Element, ParseError
 from zipfile import BadZipFile, ZipFile
 
-from retriever.readers.archive import UnopenedArchive, opened, xml
+from retriever.readers.archive import opened_archive, xml
 from retriever.readers.html import decode_html
 from retriever.readers.parse_html import markdown_of
 from retriever.readers.reading import UnreadableFile
@@ -19,15 +19,15 @@ _ROOT = ".//{urn:oasis:names:tc:opendocument:xmlns:container}rootfile"
 
 def parse(content: bytes) -> Findings:
     """The chapters in reading order, without the book's own table of contents."""
+    archive = opened_archive(content)
+    if "META-INF/rights.xml" in archive.namelist():
+        raise UnreadableFile("the book is protected (DRM), so only its shop's programs can read it: leave it out")
     try:
-        archive = opened(content)
-        if "META-INF/rights.xml" in archive.namelist():
-            raise UnopenedArchive("the book is protected (DRM), so only its shop's programs can read it: leave it out")
         root = xml(archive, "META-INF/container.xml").find(_ROOT)
         place = root.get("full-path", "") if root is not None else ""
         package = xml(archive, place)
-    except (UnopenedArchive, KeyError, ParseError, BadZipFile) as error:
-        return Findings(problems=[str(error) if isinstance(error, UnopenedArchive) else _broken(error)])
+    except (KeyError, ParseError, BadZipFile) as error:
+        raise UnreadableFile(_broken(error)) from None
     texts: list[str] = []
     problems: list[str] = []
     for chapter in _chapters(package, dirname(place)):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from retriever.readers.markdown import fenced
+from retriever.readers.reading import UnreadableFile
 from retriever.readers.serve import Findings, clean
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -48,7 +49,7 @@ def parse(content: bytes) -> Findings:
     try:
         book = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"), type=_Notebook)
     except msgspec.DecodeError as error:
-        return Findings(problems=[f"it is no notebook ({error}): save it from Jupyter anew"])
+        raise UnreadableFile(f"it is no notebook ({error}): save it from Jupyter anew") from None
     cells = [*book.cells, *(cell for sheet in book.worksheets for cell in sheet.cells)]
     told = [part for cell in cells for part in _parts(cell, book.metadata.language_info.name)]
     return Findings((clean("\n\n".join(told)),))

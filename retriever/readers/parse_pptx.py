@@ -13,17 +13,18 @@ from pptx.slide import Slide
 from pptx.table import Table
 from pptx.text.text import TextFrame
 
-from retriever.readers.archive import UnopenedArchive, opened, property_of
+from retriever.readers.archive import opened_archive, property_of
+from retriever.readers.reading import UnreadableFile
 from retriever.readers.serve import Findings, clean, one_line
 
 
 def parse(content: bytes) -> Findings:
     """What stands on each slide, and in its notes. Pictures are left out, and what is linked is not opened."""
+    archive = opened_archive(content)
     try:
-        archive = opened(content)
         slides = [clean(_slide(each)) for each in Presentation(io.BytesIO(content)).slides]
-    except (UnopenedArchive, PackageNotFoundError) as error:
-        return Findings(problems=[str(error)])
+    except PackageNotFoundError as error:
+        raise UnreadableFile(str(error)) from None
     return Findings(slides, title=property_of(archive, "title"), author=property_of(archive, "creator"))
 
 

@@ -17,6 +17,7 @@ from pypdfium2 import PdfBitmap, PdfDocument, PdfImage, PdfiumError, PdfPage
 from pypdfium2.raw import FPDF_PAGEOBJ_IMAGE
 from rapidocr import RapidOCR
 
+from retriever.readers.reading import UnreadableFile
 from retriever.readers.serve import Findings, clean
 
 _Picture = NDArray[uint8]
@@ -46,7 +47,7 @@ def parse(content: bytes) -> Findings:
             found = dict(_pages(document))
             numbers = range(len(document))
     except PdfiumError as error:
-        return Findings(problems=[f"the PDF cannot be drawn ({error}): save it as a new PDF"])
+        raise UnreadableFile(f"the PDF cannot be drawn ({error}): save it as a new PDF") from None
     blank = [number + 1 for number in numbers if number not in found]
     problems = ["it cannot be drawn, or reading the scan took too long: split the PDF"] if blank else []
     return Findings([found.get(number, "") for number in numbers], problems, blank=blank)

@@ -6,7 +6,8 @@ from datetime import date, datetime, time, timedelta
 
 from python_calamine import CalamineError, CalamineWorkbook, SheetTypeEnum
 
-from retriever.readers.archive import UnopenedArchive, opened, property_of
+from retriever.readers.archive import opened_archive, property_of
+from retriever.readers.reading import UnreadableFile
 from retriever.readers.serve import Findings, clean
 from retriever.readers.table_rows import table_lines
 
@@ -15,14 +16,12 @@ Cell = int | float | str | bool | time | date | datetime | timedelta
 
 def parse(content: bytes) -> Findings:
     """The values of all sheets as they were last computed. No formula is, no macro runs, nothing linked is opened."""
+    archive = opened_archive(content)
     try:
-        archive = opened(content)
         with CalamineWorkbook.from_filelike(io.BytesIO(content)) as book:
             sheets = [text for text in _sheets(book) if text]
-    except UnopenedArchive as error:
-        return Findings(problems=[str(error)])
     except CalamineError as error:
-        return Findings(problems=[f"the workbook is broken ({clean(str(error))[:200]}): save it anew"])
+        raise UnreadableFile(f"the workbook is broken ({clean(str(error))[:200]}): save it anew") from None
     text = "\n\n".join(sheets)
     return Findings((text,), title=property_of(archive, "title"), author=property_of(archive, "creator"))
 

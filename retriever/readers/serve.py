@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import NamedTuple
 
+from retriever.readers.reading import UnreadableFile
+
 NICE = 10  # nice steps below the parent: answers go before parsing
 _MAX_SAID = 200  # characters of what a parser raises
 _OUTSIDE = {
@@ -81,7 +83,10 @@ def _refuse_outside(event: str, _: object) -> None:
 
 def _answer(parser: str, asking: Connection, *, request: ParserRequest) -> bytes:
     _limit(request.memory_bytes, math.ceil(time.process_time()) + request.cpu_s, wall_s=request.wall_s)
-    found = importlib.import_module(parser).parse(asking.recv_bytes())
+    try:
+        found = importlib.import_module(parser).parse(asking.recv_bytes())
+    except UnreadableFile as error:
+        found = Findings(problems=[str(error)])
     length = sum(map(len, found.pages))
     if length > request.text_characters:
         message = _refusal(f"its text has {length:,} characters, more than {request.text_characters:,}: split it")
