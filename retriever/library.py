@@ -13,8 +13,7 @@ from retriever.catalog.catalog import Catalog
 from retriever.catalog.change import CatalogChange
 from retriever.catalog.view import CatalogView
 from retriever.documents import Document
-from retriever.embedders.embedders import Embedders
-from retriever.embedders.embedding import Embedder, Reranker
+from retriever.embedders.embedding import Embedder, Embedders, Reranker
 from retriever.errors import SearchError
 from retriever.filter_condition import EVERYTHING, FilterCondition
 from retriever.recognition.recogniser import Recognised, Recogniser

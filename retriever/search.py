@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from retriever.catalog.view import CatalogView
-from retriever.embedders.embedders import Embedders
-from retriever.embedders.embedding import Embedder, Reranker, Vector
+from retriever.embedders.embedding import Embedder, Embedders, Reranker, Vector
 from retriever.embedders.nearness import nearness
 from retriever.errors import SearchError
 from retriever.filter_condition import EVERYTHING, FilterCondition

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from retriever.documents import Json
+from retriever.marks import Hashes
 
 Rows = NDArray[np.int64]
 Vectors = NDArray[np.float32]
@@ -121,13 +122,40 @@ class EmbeddedChunks:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkedChunks:
-    """The hashes by which chunks are recognised in a text, as columns. Chunks that are too short have none."""
+class MarkEntries:
+    """Chunks and the marks by which they are recognised in a text, as columns. Chunks that are too short have none."""
 
-    chunks: Rows
-    heads: Rows
-    tails: Rows
+    rows: Rows
+    heads: Hashes
+    tails: Hashes
     nbytes: Rows
+
+    @classmethod
+    def columns(cls, *, rows: ArrayLike, heads: ArrayLike, tails: ArrayLike, nbytes: ArrayLike) -> "MarkEntries":
+        """Makes entries from a catalog's columns: signed integers, equally long."""
+        columns = [np.asarray(column, dtype=np.int64) for column in (rows, heads, tails, nbytes)]
+        if len({column.shape for column in columns}) > 1:
+            raise ValueError(f"columns must be equally long, got {[len(column) for column in columns]}")
+        return cls(columns[0], columns[1].view(np.uint64), columns[2].view(np.uint64), columns[3])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, where: Rows) -> "MarkEntries":
+        return MarkEntries(self.rows[where], self.heads[where], self.tails[where], self.nbytes[where])
+
+    def without(self, rows: Rows) -> "MarkEntries":
+        return self.at(np.flatnonzero(~np.isin(self.rows, rows))) if len(rows) and len(self) else self
+
+    def joined(self, other: "MarkEntries") -> "MarkEntries":
+        if not len(other) or not len(self):
+            return self if len(self) else other
+        return MarkEntries(
+            np.concatenate((self.rows, other.rows)),
+            np.concatenate((self.heads, other.heads)),
+            np.concatenate((self.tails, other.tails)),
+            np.concatenate((self.nbytes, other.nbytes)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,15 @@ The catalog is the truth. A file that is missing, damaged or of another catalog 
 from the catalog again.
 """
 
+import fcntl
+import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 from blake3 import blake3
@@ -18,12 +21,12 @@ from retriever.catalog.catalog import Catalog
 from retriever.catalog.view import CatalogView
 from retriever.errors import RetrieverError
 from retriever.filter_condition import EVERYTHING, FilterCondition
-from retriever.index_file import IndexFile
 from retriever.nearest import LISTS, TRAINED, Allowed, Nearest
 from retriever.types import CatalogState, EmbeddedChunks, Vectors
 
 BATCH = 20_000  # vectors that are read at once
 KEPT = 32  # filters whose rows are remembered
+FORMAT = 1  # of files
 
 
 class Overtaken(RetrieverError):
@@ -159,3 +162,49 @@ class VectorIndex:
 
 def _seen(state: CatalogState) -> _Seen:
     return _Seen(state.catalog, state.vectors, state.removed)
+
+
+class IndexFile:
+    """`<stem>.json` names the data file of the index, its digest, and its owner's facts."""
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        self._folder = folder
+        self._stem = stem
+        self._head = folder / f"{stem}.json"
+
+    def write(self, nearest: Nearest, facts: Mapping[str, str | int]) -> None:
+        """Replaces the index. Readers that have the old one open keep it; other writers wait."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / f"{self._stem}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, or its process ends
+            self._write(nearest, dict(facts))
+
+    def _write(self, nearest: Nearest, facts: dict[str, str | int]) -> None:
+        data = self._folder / f"{self._stem}-{uuid4().hex}.faiss"
+        unfinished = data.with_suffix(".tmp")
+        nearest.write(unfinished)
+        digest = _digest(unfinished, facts)
+        unfinished.replace(data)
+        head = self._folder / f"{self._stem}-{uuid4().hex}.json.tmp"
+        head.write_text(json.dumps({"format": FORMAT, "data": data.name, "digest": digest, "facts": facts}))
+        head.replace(self._head)
+        for old in self._folder.glob(f"{self._stem}-*"):
+            if old != data:
+                old.unlink(missing_ok=True)
+
+    def read(self) -> tuple[Nearest, dict[str, str | int]] | None:
+        """The index and its facts; None where there is none, or where it is damaged."""
+        try:
+            head = json.loads(self._head.read_text())
+            data = self._folder / Path(head["data"]).name
+            if head["format"] != FORMAT or _digest(data, head["facts"]) != head["digest"]:
+                return None
+            return Nearest.read(data), head["facts"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+
+def _digest(path: Path, facts: dict[str, str | int]) -> str:
+    """A digest of the file and of the facts too: a wrong number in them would hide vectors."""
+    told = json.dumps(facts, sort_keys=True).encode()
+    return blake3(told, max_threads=blake3.AUTO).update_mmap(path).hexdigest()

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retriever.catalog.renew import index_anew, is_current
-from retriever.catalog.rows import dumps, fact
-from retriever.catalog.upload_rows import LIVE
+from retriever.catalog.rows import LIVE, dumps, fact
 from retriever.catalog.uploads import UploadsChange
 from retriever.catalog.versions import together
 from retriever.errors import SearchError

@@ -16,8 +16,12 @@ from retriever.catalog.change import CatalogChange
 from retriever.catalog.open_ahead import open_ahead
 from retriever.catalog.postings import Postings
 from retriever.catalog.renew import renew
-from retriever.catalog.sqlite_connection import WAIT_S, SqliteConnection
-from retriever.catalog.sqlite_errors import foreign_sqlite_errors_explained, sqlite_errors_explained
+from retriever.catalog.sqlite_connection import (
+    WAIT_S,
+    SqliteConnection,
+    foreign_sqlite_errors_explained,
+    sqlite_errors_explained,
+)
 from retriever.catalog.view import CatalogView
 from retriever.errors import CatalogError
 

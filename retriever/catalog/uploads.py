@@ -3,8 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from retriever.catalog.rows import check_id
-from retriever.catalog.upload_rows import LIVE, uploads
+from retriever.catalog.rows import LIVE, check_id, uploads
 from retriever.catalog.versions import VersionsChange
 from retriever.errors import DocumentError
 from retriever.filter_condition import LISTED, listed

@@ -9,9 +9,8 @@ from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.contexts import ContextsView
 from retriever.catalog.lexical import LexicalSearch, PassageTotals
 from retriever.catalog.postings import Postings
-from retriever.catalog.rows import digest_of, entries, fact, loads, passages, sound_text
+from retriever.catalog.rows import LIVE, digest_of, entries, fact, jobs, loads, passages, sound_text, uploads
 from retriever.catalog.soundness import is_same
-from retriever.catalog.upload_rows import LIVE, jobs, uploads
 from retriever.documents import Document
 from retriever.filter_condition import EVERYTHING, LISTED, FilterCondition, listed
 from retriever.types import (
@@ -23,7 +22,7 @@ from retriever.types import (
     EmbedderEntry,
     Label,
     Limit,
-    MarkedChunks,
+    MarkEntries,
     Passage,
     Rows,
     SourceFile,
@@ -195,11 +194,12 @@ class CatalogView(ContextsView):
         found = {row: sound_text(chunk, data) for row, chunk, data in self._connection.execute(rows, (listed(chunks),))}
         return {row: text for row, text in found.items() if text is not None}
 
-    def marked_after(self, chunk: int) -> MarkedChunks:
+    def marked_after(self, chunk: int) -> MarkEntries:
         found = self._connection.execute(
             "SELECT row, head, tail, nbytes FROM chunks WHERE row > ? AND head IS NOT NULL ORDER BY row", (chunk,)
         ).fetchall()
-        return MarkedChunks(*np.array(found, np.int64).reshape(-1, 4).T)
+        rows, heads, tails, nbytes = np.array(found, np.int64).reshape(-1, 4).T
+        return MarkEntries.columns(rows=rows, heads=heads, tails=tails, nbytes=nbytes)
 
     def removed_after(self, row: int) -> Rows:
         """The chunks that were removed since the state's `removed` was this."""

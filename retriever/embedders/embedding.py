@@ -152,3 +152,21 @@ class _Cached(EmbedderAround):
             while len(self._known) > QUERIES:
                 self._known.popitem(last=False)
         return vector
+
+
+@dataclass(slots=True)
+class Embedders:
+    """The embedder whose vectors are wanted, and `others`, whose vectors serve until all of those are made.
+
+    `lacks` says why the wanted one is not there, which passes where it `is_awaited`; else it says what to do.
+    """
+
+    wanted: Embedder | None = None
+    others: tuple[Embedder, ...] = ()
+    lacks: str = "name one in the settings"
+    is_awaited: bool = False
+
+    @property
+    def known(self) -> list[Embedder]:
+        """All that are there, the wanted one first."""
+        return [*([self.wanted] if self.wanted else []), *self.others]

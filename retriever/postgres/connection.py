@@ -19,8 +19,7 @@ from psycopg.sql import Composed
 from retriever.catalog import query_terms
 from retriever.catalog.connection import Bodies, Fetched, FetchedRows
 from retriever.filter_condition import LISTED, listed
-from retriever.postgres.facet_keys import facet_key, field_key
-from retriever.postgres.statements import statement
+from retriever.postgres.statements import facet_key, field_key, statement
 
 if TYPE_CHECKING:
     from psycopg.rows import TupleRow

@@ -13,13 +13,16 @@ from weakref import WeakSet
 
 import psycopg
 from psycopg import Connection
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Format, TransactionStatus
 from psycopg.sql import SQL, Composed, Identifier
+from psycopg.types.numeric import Int8BinaryDumper
+from psycopg.types.string import StrBinaryDumper, StrDumper
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from retriever.errors import CatalogError, DocumentError
-from retriever.postgres.adapters import adapt
 from retriever.postgres.connection import PostgresConnection, Session, Watch
 
 if TYPE_CHECKING:
@@ -54,8 +57,9 @@ _NO_ANSWER: Final = "the database does not answer: look after PostgreSQL, and as
 
 Pool: TypeAlias = "ConnectionPool[Connection[TupleRow]]"
 
-
 NoTables = psycopg.errors.UndefinedTable  # raised where a database is empty, or just being restored
+
+_TEXTS = ("text", "varchar", "name")  # they cannot hold NUL, ours may: it is written as two characters, as \x01 is
 
 
 class AnotherDatabase(CatalogError):
@@ -219,7 +223,7 @@ def _completed(url: str, **ours: str) -> str:
 
 
 def _configure(raw: "Connection[TupleRow]") -> None:
-    adapt(raw)
+    _adapt(raw)
     raw.execute(_SESSION)
 
 
@@ -248,3 +252,40 @@ def explained(*, first: bool = False) -> Generator[None]:
         reason = str(error).partition("\n")[0]
         log.warning("PostgreSQL does not answer: %s", reason)
         raise CatalogError(f"PostgreSQL cannot be used: {reason}" if first else _NO_ANSWER) from None
+
+
+def _adapt(connection: "Connection[TupleRow]") -> None:
+    """Has Python's values go to PostgreSQL and come back as they go to SQLite and come back."""
+    adapters = connection.adapters
+    adapters.register_dumper(str, _NulText)
+    adapters.register_dumper(str, _NulBinaryText)
+    adapters.register_dumper(int, Int8BinaryDumper)
+    for name in _TEXTS:
+        adapters.register_loader(name, _TextLoader)
+        adapters.register_loader(name, _BinaryTextLoader)
+
+
+class _NulText(StrDumper):
+    def dump(self, obj: str) -> Buffer | None:
+        return super().dump(_written(obj))
+
+
+class _NulBinaryText(StrBinaryDumper):
+    def dump(self, obj: str) -> Buffer | None:
+        return super().dump(_written(obj))
+
+
+class _TextLoader(Loader):
+    def load(self, data: Buffer) -> str:
+        text = bytes(data).decode()
+        return text.replace("\x01\x30", "\0").replace("\x01\x31", "\x01") if "\x01" in text else text
+
+
+class _BinaryTextLoader(_TextLoader):
+    format = Format.BINARY
+
+
+def _written(text: str) -> str:
+    if "\0" not in text and "\x01" not in text:
+        return text
+    return text.replace("\x01", "\x01\x31").replace("\0", "\x01\x30")

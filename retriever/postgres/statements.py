@@ -2,17 +2,30 @@
 
 Both read the same SQL but for a few words. What is replaced here is replaced to the letter; whatever is not named goes
 through as it is, and the contract tests, which both databases pass, tell whether that is right.
+
+Values that filters compare are bytes there, ordered as SQLite orders them. Its index takes no long ones: what is longer
+keeps its beginning and a digest. It is equal to what it equals, and among texts with the same long beginning its order
+is any.
 """
 
 import json
+import math
 import re
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from blake3 import blake3
+
 from retriever.filter_condition import ListedValues
-from retriever.postgres.facet_keys import NUMBER, TEXT, facet_key, field_key
+
+NUMBER: Final = b"n"
+TEXT: Final = b"t"
+OTHER: Final = b"b"  # true, false and null
+LONGEST: Final = 1200  # bytes of a value
+LONGEST_FIELD: Final = 400
 
 _REPLACED: Final = (
     ("CAST(c.text AS BLOB)", "c.text"),  # bytes there
@@ -78,6 +91,40 @@ def statement(sql: str) -> Statement:
         parts += [sql[at : found.start()], f"${last}"]
         at = found.end()
     return Statement("".join([*parts, sql[at:]]), is_change, tuple(keyed))
+
+
+def facet_key(value: object) -> bytes:
+    """A value as bytes that are ordered as SQLite orders values."""
+    match value:
+        case bytes():
+            return OTHER + value
+        case str():
+            return TEXT + _short(value.encode(), LONGEST)
+        case int() | float():
+            return NUMBER + _number(value)
+        case _:
+            raise AssertionError(f"no value of a filter: {type(value)}")
+
+
+def field_key(name: object) -> str:
+    """The name of a field, shortened so that it can be told from all others."""
+    assert isinstance(name, str), type(name)
+    return name if len(name) <= LONGEST_FIELD else name[:LONGEST_FIELD] + blake3(name.encode()).hexdigest()
+
+
+def _short(data: bytes, longest: int) -> bytes:
+    return data if len(data) <= longest else data[:longest] + blake3(data).digest()
+
+
+def _number(value: int | float) -> bytes:
+    """The largest double that is not above it, made to order as bytes do, and what is left; integers are kept whole."""
+    near = float(value)
+    if near > value:
+        near = math.nextafter(near, -math.inf)
+    left = value - int(near) if isinstance(value, int) else 0
+    [bits] = struct.unpack(">q", struct.pack(">d", near + 0.0))  # there is one zero
+    ordered = bits ^ (-1 if bits < 0 else -(1 << 63))
+    return struct.pack(">QQ", ordered & (1 << 64) - 1, left)
 
 
 WORDS_INDEX: Final = "CREATE INDEX terms_of_word ON terms USING gin (words)"

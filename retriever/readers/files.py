@@ -9,8 +9,7 @@ from retriever.documents import Draft
 from retriever.readers.decode import decode
 from retriever.readers.html import read_html
 from retriever.readers.jsonl import read_json, read_jsonl
-from retriever.readers.markdown import read_markdown
-from retriever.readers.mdx import read_mdx
+from retriever.readers.markdown import read_markdown, read_mdx
 from retriever.readers.parsed import read_pages, read_parsed, read_text
 from retriever.readers.pdf import read_pdf
 from retriever.readers.reading import MAX_BYTES, Reading, ReadingProblem, UnreadableFile, megabytes, require_text

@@ -19,7 +19,8 @@ from threading import Lock
 import numpy as np
 
 from retriever.marks import Hashes, block_hashes, stripped
-from retriever.recognition.mark_table import NONE, Ints, KnownMarks, MarkEntries, PromptLevel, levels, ranges
+from retriever.recognition.mark_table import NONE, Ints, KnownMarks, PromptLevel, levels, ranges
+from retriever.types import MarkEntries
 
 MOST_PAIRS = 1 << 24  # places of a beginning times the chunks with this beginning: a third of a second
 _PIECE = 1 << 18  # so many of them at a time

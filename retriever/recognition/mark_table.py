@@ -5,51 +5,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from retriever.marks import Hashes
-
-Ints = NDArray[np.int64]
+from retriever.types import MarkEntries
+from retriever.types import Rows as Ints
 
 _SLOTS = 128  # bits of the filter for each head: one of 128 foreign blocks passes
 _SMALL = 4096  # entries beside the large table that never need a rebuild
-
-
-@dataclass(frozen=True, slots=True)
-class MarkEntries:
-    """Rows and their marks, as columns."""
-
-    rows: Ints
-    heads: Hashes
-    tails: Hashes
-    nbytes: Ints
-
-    @classmethod
-    def columns(cls, *, rows: ArrayLike, heads: ArrayLike, tails: ArrayLike, nbytes: ArrayLike) -> "MarkEntries":
-        """Makes entries from a catalog's columns: signed integers, equally long."""
-        columns = [np.asarray(column, dtype=np.int64) for column in (rows, heads, tails, nbytes)]
-        if len({column.shape for column in columns}) > 1:
-            raise ValueError(f"columns must be equally long, got {[len(column) for column in columns]}")
-        return cls(columns[0], columns[1].view(np.uint64), columns[2].view(np.uint64), columns[3])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def at(self, where: Ints) -> "MarkEntries":
-        return MarkEntries(self.rows[where], self.heads[where], self.tails[where], self.nbytes[where])
-
-    def without(self, rows: Ints) -> "MarkEntries":
-        return self.at(np.flatnonzero(~np.isin(self.rows, rows))) if len(rows) and len(self) else self
-
-    def joined(self, other: "MarkEntries") -> "MarkEntries":
-        if not len(other) or not len(self):
-            return self if len(self) else other
-        return MarkEntries(
-            np.concatenate((self.rows, other.rows)),
-            np.concatenate((self.heads, other.heads)),
-            np.concatenate((self.tails, other.tails)),
-            np.concatenate((self.nbytes, other.nbytes)),
-        )
 
 
 NONE = MarkEntries.columns(rows=[], heads=[], tails=[], nbytes=[])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from retriever.catalog.view import CatalogView
 from retriever.filter_condition import FilterCondition
 from retriever.recognition.known_chunks import KnownChunks
-from retriever.recognition.mark_table import MarkEntries
 from retriever.types import CatalogState, Passage
 from retriever.vectors import Overtaken
 
@@ -49,8 +48,7 @@ class Recogniser:
             self._known, seen = KnownChunks(), CatalogState(state.catalog, 0, 0, 0, 0)
         if seen.chunks > state.chunks or seen.removed > state.removed:
             raise Overtaken("another search has seen a later state of the catalog")
-        marked = view.marked_after(seen.chunks)
-        entries = MarkEntries.columns(rows=marked.chunks, heads=marked.heads, tails=marked.tails, nbytes=marked.nbytes)
+        entries = view.marked_after(seen.chunks)
         removed = view.removed_after(seen.removed)
         if not len(self._known):
             self._known = KnownChunks(entries)

@@ -4,8 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from blend.text.tokenizer import Tokenizer
-from retriever.embedders.embedders import Embedders
-from retriever.embedders.embedding import Embedder, Vectors, batches
+from retriever.embedders.embedding import Embedder, Embedders, Vectors, batches
 from service.answers.fair_turns import FairTurns
 from service.documents.libraries import CHARACTERS, TEXTS
 from service.errors import Invalid, Unavailable

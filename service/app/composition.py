@@ -17,8 +17,7 @@ from blend.engine.engine import Engine, EngineLimits
 from blend.engine.local_engine import LocalEngine
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import check_runs
-from retriever.embedders.embedders import Embedders
-from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
+from retriever.embedders.embedding import Embedder, Embedders, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
 from retriever.library import Library
 from service.access.private import private_folder

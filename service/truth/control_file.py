@@ -12,7 +12,7 @@ from typing import Final
 from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.open_ahead import open_ahead
 from retriever.catalog.schema import transaction
-from retriever.catalog.sqlite_errors import sqlite_errors_explained
+from retriever.catalog.sqlite_connection import sqlite_errors_explained
 from service.access.private import private_file, private_folder
 from service.errors import AccessError, Unavailable
 

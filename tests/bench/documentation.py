@@ -23,7 +23,7 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.chunking.count import count_words
 from retriever.chunking.cut import CutRules, cut
 from retriever.documents import Document
-from retriever.embedders.embedders import Embedders
+from retriever.embedders.embedding import Embedders
 from retriever.embedders.encoder import Encoder
 from retriever.library import Library
 from retriever.readers.files import read_all

@@ -22,7 +22,7 @@ import Stemmer
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
-from retriever.embedders.embedders import Embedders
+from retriever.embedders.embedding import Embedders
 from retriever.embedders.encoder import Encoder
 from retriever.library import Library
 from retriever.search import Mode, Query

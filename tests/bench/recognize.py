@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from retriever.marks import Mark, marks
 from retriever.recognition.known_chunks import KnownChunks, Match
-from retriever.recognition.mark_table import MarkEntries
+from retriever.types import MarkEntries
 
 PROMPT_BYTES = 100_000
 SHARED = 10_000  # chunks with one beginning

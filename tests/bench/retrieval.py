@@ -21,7 +21,7 @@ from retriever.catalog import lexical
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart, Json, chunk_id
-from retriever.embedders.embedders import Embedders
+from retriever.embedders.embedding import Embedders
 from retriever.filter_condition import scope
 from retriever.library import Library
 from retriever.search import Mode, Query

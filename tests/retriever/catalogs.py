@@ -81,7 +81,7 @@ def seen(view: CatalogView) -> list[object]:
         view.texts(rows), view.embedders(), view.removed_after(0).tolist(),
         [(each.passage, each.score) for each in view.lexical("words x y text catalog 1", EVERYTHING, limit=1000)],
         view.embedded_after(0, embedder="e", limit=1000).vectors.tolist(),
-        view.documents(condition({"n": {"$gte": 1}})), view.marked_after(0).chunks.tolist(),
+        view.documents(condition({"n": {"$gte": 1}})), view.marked_after(0).rows.tolist(),
         view.without_vector(0, embedder="e", limit=10_000),
     ]  # fmt: skip
 

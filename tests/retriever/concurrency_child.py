@@ -14,7 +14,7 @@ from random import Random
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
-from retriever.embedders.embedders import Embedders
+from retriever.embedders.embedding import Embedders
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition
 from retriever.library import Library
 from retriever.search import Hit, Query

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.embedders.embedders import Embedders
+from retriever.embedders.embedding import Embedders
 from retriever.library import Library
 from tests.retriever.fakes import Longest, WordEmbedder
 from tests.retriever.libraries import Made

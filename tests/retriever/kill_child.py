@@ -13,7 +13,7 @@ from random import Random
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
-from retriever.embedders.embedders import Embedders
+from retriever.embedders.embedding import Embedders
 from retriever.errors import CatalogError
 from retriever.library import Library
 from tests.jumping_clock import let_clock_jump

@@ -42,7 +42,7 @@ class CatalogContract(Contract):
             assert view.documents(EVERYTHING) == [] and view.count(EVERYTHING) == 0
             assert view.passages("a") == [] and view.holding([1, 2], EVERYTHING) == [] and view.rows_of(["x"]) == {}
             assert view.lexical("word", EVERYTHING, limit=5) == [] and view.chunks_of(EVERYTHING).tolist() == []
-            assert view.marked_after(0).chunks.tolist() == [] and view.removed_after(0).tolist() == []
+            assert view.marked_after(0).rows.tolist() == [] and view.removed_after(0).tolist() == []
             assert len(view.embedded_after(0, embedder="e", limit=5).rows) == 0 and view.embedders() == []
             assert view.vectors(["x"], embedder="e") == {}
 

@@ -58,8 +58,8 @@ class ViewContract(Contract):
         put(catalog, document("a", LONG, "short"))
         with catalog.view() as view:
             marked, row = view.marked_after(0), view.rows_of(ids(LONG))[chunk_id(LONG)]
-            assert (marked.chunks.tolist(), marked.nbytes.tolist()) == ([row], [len(LONG)])
-            assert view.marked_after(row).chunks.tolist() == []
+            assert (marked.rows.tolist(), marked.nbytes.tolist()) == ([row], [len(LONG)])
+            assert view.marked_after(row).rows.tolist() == []
 
     # Collections and prefixes
 

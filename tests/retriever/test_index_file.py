@@ -10,8 +10,8 @@ import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filter_condition import EVERYTHING
-from retriever.index_file import IndexFile
 from retriever.nearest import Nearest
+from retriever.vectors import IndexFile
 from tests.retriever.indexed import ALL, DIM, agrees, exact, fill, index_in, opened, saved, units
 
 

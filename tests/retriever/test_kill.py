@@ -14,7 +14,7 @@ from retriever import nearest
 from retriever.catalog.lexical import body
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document
-from retriever.embedders.embedders import Embedders
+from retriever.embedders.embedding import Embedders
 from retriever.filter_condition import EVERYTHING, condition
 from retriever.library import Library
 from retriever.search import Mode, Query

@@ -14,7 +14,7 @@ from retriever.marks import MIN_BYTES, Mark, marks
 from retriever.recognition import known_chunks
 from retriever.recognition import mark_table as tables
 from retriever.recognition.known_chunks import KnownChunks, Match
-from retriever.recognition.mark_table import MarkEntries
+from retriever.types import MarkEntries
 from tests.bench.recognize import SHARED, Corpus, entries_of, misfits, planted, prose, repeats
 
 Chunks = Mapping[int, str]

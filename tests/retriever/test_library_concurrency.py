@@ -13,7 +13,7 @@ import pytest
 
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.embedders.embedders import Embedders
+from retriever.embedders.embedding import Embedders
 from retriever.library import Library
 from tests.retriever.concurrency_child import Reader, write
 from tests.retriever.fakes import WordEmbedder

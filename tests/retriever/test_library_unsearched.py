@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart, chunk_id
-from retriever.embedders.embedders import Embedders
+from retriever.embedders.embedding import Embedders
 from retriever.filter_condition import scope
 from retriever.library import Library
 from retriever.search import Query

@@ -22,8 +22,8 @@ from retriever.filter_condition import EVERYTHING, condition
 from retriever.postgres import rewriting
 from retriever.postgres.catalog import open_catalog
 from retriever.postgres.database import PostgresDatabase
-from retriever.postgres.facet_keys import facet_key
 from retriever.postgres.schemas import schema_of, tenants_in
+from retriever.postgres.statements import facet_key
 from retriever.types import Collection, Passage
 from tests.retriever.catalogs import document, put, texts
 from tests.servers.postgres import SECRET, PostgresServer

@@ -10,7 +10,7 @@ import pytest
 from retriever.catalog.check import CatalogReport, check_catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
-from retriever.embedders.embedders import Embedders
+from retriever.embedders.embedding import Embedders
 from retriever.library import Library
 from tests.retriever.fakes import WordEmbedder
 from tests.retriever.libraries import WORDS

@@ -11,8 +11,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from retriever.embedders.embedders import Embedders
-from retriever.embedders.embedding import Vectors
+from retriever.embedders.embedding import Embedders, Vectors
 from service.access.principal import Role
 from service.answers.text_vectors import TextVectors
 from service.errors import Invalid, Unavailable

@@ -151,7 +151,7 @@ def numbered(view: CatalogView) -> list[Any]:
         [(each.row, each.chunk, each.place) for name in view.documents(EVERYTHING, limit=999)
          for each in view.passages(name.id)],
         view.embedded_after(0, embedder="e", limit=999).rows.tolist(),
-        view.marked_after(0).chunks.tolist(), view.removed_after(0).tolist(), view.sources("a"),
+        view.marked_after(0).rows.tolist(), view.removed_after(0).tolist(), view.sources("a"),
         view.limit("a", model="m"), view.prefix("a", model="m"),
     ]  # fmt: skip
 

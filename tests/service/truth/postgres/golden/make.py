@@ -89,7 +89,7 @@ def _told_of_catalog(view: CatalogView) -> dict[str, object]:
         "filtered": [each.id for each in view.documents(condition({"n": {"$gte": 2}, "team": "x"}))],
         "words": [each.passage.id for each in view.lexical("who keeps a pony", EVERYTHING, limit=9)],
         "vectors": view.embedded_after(0, embedder="e", limit=9).vectors.tolist(),
-        "marked": view.marked_after(0).chunks.tolist(),
+        "marked": view.marked_after(0).rows.tolist(),
         "removed": view.removed_after(0).tolist(),
         "prefix": view.prefix("letters", model="m"),
         "limit": [limit.terms, limit.nbytes],
