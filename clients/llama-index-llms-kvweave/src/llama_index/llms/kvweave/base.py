@@ -1,8 +1,11 @@
-"""The model: chats of LlamaIndex answered by kvweave. Knows neither retrieval nor how prompts are written."""
+"""The model: chats of LlamaIndex answered by kvweave. Knows neither retrieval nor how prompts are written.
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+LlamaIndex tells who listens of a call by decorators that have no types: `chats` and `completes` are these with types.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Self
+from typing import Self, TypeVar, cast
 
 from llama_index.core.base.llms.generic_utils import get_from_param_or_env
 from llama_index.core.base.llms.types import (
@@ -18,6 +21,10 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, SecretStr, field_validator
 from llama_index.core.constants import DEFAULT_TEMPERATURE
+from llama_index.core.llms.callbacks import (
+    llm_chat_callback,  # pyright: ignore[reportUnknownVariableType] (it returns a bare Callable)
+    llm_completion_callback,  # pyright: ignore[reportUnknownVariableType] (it returns a bare Callable)
+)
 from llama_index.core.prompts import BasePromptTemplate
 
 from kvweave_client import BASE_URL, Access, AsyncClient, ChatEvent, Client, Connection
@@ -26,11 +33,22 @@ from kvweave_client.chat_requests import ChatRequest
 from kvweave_client.options import ChatOptions, Json
 from llama_index.llms.kvweave.answers import acompletions, aparts, completion, parts, whole
 from llama_index.llms.kvweave.errors import Unanswered, told
-from llama_index.llms.kvweave.events import chats, completes
 from llama_index.llms.kvweave.structured import SchemaLLM
 from llama_index.llms.kvweave.turns import asked
 
 MODEL = "default"  # of the service, whatever its name
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def chats(call: F) -> F:
+    """Tells who listens that a chat begins and ends."""
+    return cast(F, llm_chat_callback()(call))
+
+
+def completes(call: F) -> F:
+    """Tells who listens that a completion begins and ends."""
+    return cast(F, llm_completion_callback()(call))
 
 
 class KVWeave(SchemaLLM):
