@@ -1,6 +1,6 @@
 """A request from its submission to its end: first queued, then an answer in the making."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from blend.engine.engine import Done, EngineRequest, Event, Finish, PendingRequest, PlacedPrompt, Token
 from blend.engine.sampling import Picked, Sampler, Sampling
-from blend.engine.stops import StopStrings
 from blend.errors import SamplingError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import PromptLayout
@@ -18,6 +17,59 @@ from blend.run.prefixes import Prefixes
 from blend.text.tokenizer import Detokenizer, Tokenizer
 
 OVERTAKES = 8.0  # times its own time: so much later may come what passes a prompt
+
+
+class StopStrings:
+    """What leaves is the text up to the earliest place where a stop string begins, however the text arrives.
+
+    A piece is held back only while it may still become a stop string. Where a longer one that began earlier is still
+    possible, a complete one waits for it: so the result does not depend on where the text was cut.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        """`stopped`: whether a stop string was reached, at the last in `finish`."""
+        assert all(stops), "an empty string ends any text"
+        self.stopped = False
+        self._stops = stops
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Take the next piece of text; returns what may leave now. Behind a stop string everything is dropped."""
+        if self.stopped:
+            return ""
+        self._held += text
+        found, possible = self._found(), min(self._possible(), default=len(self._held))
+        if found is not None and found <= possible:
+            return self._stop_at(found)
+        passed, self._held = self._held[:possible], self._held[possible:]
+        return passed
+
+    def finish(self) -> str:
+        """End the text; returns what was held back and holds no stop string."""
+        found = self._found()
+        if found is not None:
+            return self._stop_at(found)
+        passed, self._held = self._held, ""
+        return passed
+
+    def _stop_at(self, place: int) -> str:
+        passed, self._held, self.stopped = self._held[:place], "", True
+        return passed
+
+    def _found(self) -> int | None:
+        """Where the first complete stop string begins."""
+        places = [self._held.find(stop) for stop in self._stops]
+        return min((place for place in places if place >= 0), default=None)
+
+    def _possible(self) -> Iterator[int]:
+        """The places from which all the text may be the beginning of a stop string: the first one for each."""
+        for stop in self._stops:
+            place = self._held.find(stop[0], max(0, len(self._held) - len(stop) + 1))
+            while place >= 0:
+                if stop.startswith(self._held[place:]):
+                    yield place
+                    break
+                place = self._held.find(stop[0], place + 1)
 
 
 class QueuedRequest(PendingRequest):
@@ -115,7 +167,7 @@ class AnswerText:
         self.generated.append(picked.token)
         if picked.token in self._ends:
             return None
-        return Token(picked.token, self._stops.push(self._text.push(picked.token)).text, picked.logprob, picked.top)
+        return Token(picked.token, self._stops.push(self._text.push(picked.token)), picked.logprob, picked.top)
 
     @property
     def end(self) -> Finish | None:
@@ -128,7 +180,7 @@ class AnswerText:
         """The reason, and the text that was held back; half a character is not shown."""
         if reason == "cancelled":
             return reason, ""
-        text = self._stops.push(self._text.finish()).text + self._stops.finish()
+        text = self._stops.push(self._text.finish()) + self._stops.finish()
         return "stop" if self._stops.stopped else reason, text
 
 

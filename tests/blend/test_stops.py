@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blend.engine.stops import StopStrings
+from blend.engine.answer_builder import StopStrings
 
 PIECES = st.lists(st.text("ab", max_size=3), max_size=8)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3).map(tuple)
@@ -20,7 +20,7 @@ def test_what_leaves_is_the_text_up_to_the_first_stop_however_it_is_cut(
     pieces: list[str], stops: tuple[str, ...]
 ) -> None:
     watch, text = StopStrings(stops), "".join(pieces)
-    left = "".join(watch.push(piece).text for piece in pieces) + watch.finish()
+    left = "".join(watch.push(piece) for piece in pieces) + watch.finish()
     assert left == up_to_the_first(text, stops)
     assert watch.stopped == any(stop in text for stop in stops)
 
@@ -30,10 +30,9 @@ def test_what_leaves_is_the_text_up_to_the_first_stop_however_it_is_cut(
 def test_no_character_waits_that_cannot_begin_a_stop(pieces: list[str], stops: tuple[str, ...]) -> None:
     watch, given_in, left = StopStrings(stops), "", ""
     for piece in pieces:
-        passed = watch.push(piece)
-        given_in, left = given_in + piece, left + passed.text
-        assert passed.stopped == watch.stopped
-        if passed.stopped:
+        left += watch.push(piece)
+        given_in += piece
+        if watch.stopped:
             break
         held = given_in.removeprefix(left)
         assert not held or any(stop.startswith(held) and stop != held for stop in stops)
