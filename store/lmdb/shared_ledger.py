@@ -17,7 +17,7 @@ class SharedLedger:
     def __init__(self, rows: Rows, budget: TierBudget) -> None:
         self._rows = rows
         self._lowest = budget.lowest
-        self._idle = budget.total is None and budget.per_tenant is None
+        self._idle = not budget.is_limit
         self._ledger = Ledger(budget)
         self._lock = threading.Lock()
         self._seen = _UNKNOWN  # the last transaction whose changes the ledger holds, and its file
@@ -53,7 +53,10 @@ class SharedLedger:
             self._catch_up(txn)
             self._see(txn)
             self._before.setdefault(key, self._ledger.memory(key))
-            self._note(key, row, evicted=evicted)
+            if row is not None:
+                self._ledger.add(key, row.nbytes, tokens=row.tokens, evictable=self.evictable(row))
+            else:
+                (self._ledger.evicted if evicted else self._ledger.removed)(key)
 
     def passed(self, txn: lmdb.Transaction) -> None:
         """Record a transaction that writes no blob. One that writes nothing leaves its number to the next."""
@@ -80,25 +83,13 @@ class SharedLedger:
         generation, number = self._seen
         self._by, self._seen = None, (generation, number - 1)
 
-    def _note(self, key: str, row: BlobRow | None, *, evicted: bool) -> None:
-        if row is not None:
-            self._ledger.add(key, row.nbytes, tokens=row.tokens, evictable=self.evictable(row))
-        elif evicted:
-            self._ledger.evicted(key)
-        else:
-            self._ledger.removed(key)
-
     def _catch_up(self, txn: lmdb.Transaction) -> None:
         if self._by is not txn and self._seen == self._rows.version(txn):
             self._undo()  # a number is reused only where its first transaction did not commit
         if self._is_known(txn):
             return
         there = {raw.decode(): row for raw, row in self._rows.scan(txn)}
-        for key in self._ledger.keys() - there.keys():
-            self._ledger.removed(key)
-        for key, row in there.items():
-            if not self._ledger.matches(key, row.nbytes, evictable=self.evictable(row)):
-                self._note(key, row, evicted=False)
+        self._ledger.learn({key: (row.nbytes, row.tokens, self.evictable(row)) for key, row in there.items()})
         generation, number = self._rows.version(txn)
         self._seen = generation, number - 1
 

@@ -14,7 +14,7 @@ class ListedLedger:
 
     def __init__(self, client: ObjectClient, budget: TierBudget) -> None:
         self._client = client
-        self._idle = budget.total is None and budget.per_tenant is None
+        self._idle = not budget.is_limit
         self._lock = threading.Lock()
         self._listing = threading.Lock()  # held while a listing comes in; hits do not wait for it
         self._ledger = Ledger(budget)
@@ -56,12 +56,5 @@ class ListedLedger:
             fills = {row.path.removeprefix("fills/") for row in self._client.listing("fills")}
             there = {row.path.removeprefix("blobs/"): row.nbytes for row in self._client.listing("blobs")}
             with self._lock:
-                self._learn(there, fills)
+                self._ledger.learn({key: (nbytes, nbytes, key in fills) for key, nbytes in there.items()})
             self._listed_at = time.monotonic()
-
-    def _learn(self, there: dict[str, int], fills: set[str]) -> None:
-        for key in self._ledger.keys() - there.keys():
-            self._ledger.removed(key)
-        for key, nbytes in there.items():
-            if not self._ledger.matches(key, nbytes, evictable=key in fills):
-                self._ledger.add(key, nbytes, tokens=nbytes, evictable=key in fills)

@@ -74,7 +74,7 @@ class ObjectBlobStore(BlobStore):
         return Put.PRESENT
 
     def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
-        if self._budget.total is not None or self._budget.per_tenant is not None:
+        if self._budget.is_limit:
             return [self.put(blob) for blob in blobs]  # each must see the space that the one before took
         return list(self._putting.map(self.put, blobs))
 

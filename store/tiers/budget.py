@@ -4,6 +4,7 @@ Keys are their texts here: a ledger of a large tier is read from the medium's ow
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from store.tiers.adaptive_evictor import AdaptiveEvictor
@@ -17,6 +18,11 @@ class TierBudget:
     total: int | None = None
     per_tenant: int | None = None
     lowest: bool = True  # a lowest tier keeps precomputed blobs; a cache tier may evict all but pinned ones
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether there is any limit."""
+        return self.total is not None or self.per_tenant is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,13 @@ class Ledger:
         # A tenant at its limit evicts its own: finding these through `everyone` would walk past all others.
         self._own: defaultdict[str, AdaptiveEvictor[str]] = defaultdict(AdaptiveEvictor)
 
-    def keys(self) -> set[str]:
-        """The keys of all blobs."""
-        return set(self._kept)
+    def learn(self, there: Mapping[str, tuple[int, int, bool]]) -> None:
+        """Make these all blobs, told by their bytes, tokens, and whether they are evictable. What is known stays."""
+        for key in self._kept.keys() - there.keys():
+            self.removed(key)
+        for key, (nbytes, tokens, evictable) in there.items():
+            if not self.matches(key, nbytes, evictable=evictable):
+                self.add(key, nbytes, tokens=tokens, evictable=evictable)
 
     def matches(self, key: str, nbytes: int, *, evictable: bool) -> bool:
         """Whether the ledger has the blob with just this size, and just as evictable."""
