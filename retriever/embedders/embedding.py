@@ -30,14 +30,6 @@ class EmbeddingError(RetrieverError, RuntimeError):
         self.temporary = temporary
 
 
-@dataclass(frozen=True, slots=True)
-class Instructions:
-    """The text before each query and passage, verbatim: "query: " and "passage: " for E5 models, empty for most."""
-
-    query: str = ""
-    passage: str = ""
-
-
 class Embedder(Protocol):
     """Turns texts into vectors. Every method may be called from any thread."""
 
