@@ -29,8 +29,7 @@ from service.vllm.handoffs import HandoffReaders
 from tests.service.serving import Inside, in_process, settings_in
 from vllm_kvweave import loading
 from vllm_kvweave.load_jobs import LoadJob, StepJobs
-from vllm_kvweave.loading import Loading
-from vllm_kvweave.paged_cache import PagedLayer, PagedRows, WorkerPlace
+from vllm_kvweave.loading import Loading, PagedLayer, PagedRows, WorkerPlace
 from vllm_kvweave.source import Source
 
 LAYERS, HEADS, DIM, BLOCK = 32, 8, 128, 16

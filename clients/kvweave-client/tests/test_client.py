@@ -222,7 +222,7 @@ def test_waiting_ends_with_its_time(connect: Connect, server: Scripted) -> None:
 def test_waiting_ends_though_nobody_answers(
     connect: Connect, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvweave_client.waiting.LOOK_S", 0.1)
+    monkeypatch.setattr("kvweave_client.plans.LOOK_S", 0.1)
     server.script(send(reply(JOBS["running"])), hang())
     with pytest.raises(kv.TimedOut, match=r"job-1 is not over after 0\.15 s"):
         connect(server.base_url).do("wait", "job-1", timeout_s=0.15)

@@ -25,7 +25,7 @@ from service.vllm.handoff import Handoff
 from service.vllm.handoffs import HandoffReaders, Handoffs, Lease
 from service.vllm.shared_memory import FOLDER, PREFIX, sweep_shared_memory
 from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in, wait_for
-from vllm_kvweave.shared_prompt import mapped_prompt
+from vllm_kvweave.loading import mapped_prompt
 
 QUESTION = "Which animal does Halio keep?"
 LETTERS = [

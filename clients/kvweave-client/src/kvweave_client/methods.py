@@ -7,10 +7,9 @@ from types import FunctionType
 from typing import Final, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
 from kvweave_client import operations
-from kvweave_client.plans import Plan
+from kvweave_client.plans import Plan, wait_for
 from kvweave_client.requests import Listing, Operation, Streaming
 from kvweave_client.streams import AsyncStream, Stream
-from kvweave_client.waiting import wait_for
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -11,9 +11,8 @@ from pydantic import Field, PrivateAttr
 
 from kvweave_client import JobFailed, NotFound, batches, operations
 from kvweave_client.following import collection_made
-from kvweave_client.plans import Plan, ask
+from kvweave_client.plans import Plan, ask, wait_for
 from kvweave_client.plans import entries as entries_of
-from kvweave_client.waiting import wait_for
 from langchain_kvweave.connection import Connected
 from langchain_kvweave.entries import entries, names_of
 

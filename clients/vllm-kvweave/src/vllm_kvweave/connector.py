@@ -26,8 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.version import __version__ as vllm_version
 
 from vllm_kvweave.load_jobs import StepJobs
-from vllm_kvweave.loading import Loading
-from vllm_kvweave.paged_cache import PagedLayer, PagedRows, WorkerPlace
+from vllm_kvweave.loading import Loading, PagedLayer, PagedRows, WorkerPlace
 from vllm_kvweave.scheduling import Scheduling
 from vllm_kvweave.source import Refused, Source
 from vllm_kvweave.support import Deployment, Unsupported

@@ -4,19 +4,21 @@ A load that fails, for whatever reason, is reported as such, and vLLM computes t
 """
 
 import logging
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
+from pathlib import Path
 from threading import Condition, Event
 
 import torch
 from torch import Tensor
 
 from vllm_kvweave.load_jobs import LoadJob, StepJobs
-from vllm_kvweave.paged_cache import PagedLayer, PagedRows, WorkerPlace
-from vllm_kvweave.shared_prompt import mapped_prompt
 from vllm_kvweave.source import Part, PromptForm, Pull, Refused, Source
 
 log = logging.getLogger("vllm.kvweave")
@@ -25,6 +27,57 @@ PULLS = 4  # prompts at once
 NULL = 0  # vLLM's block for what a sliding window has left
 UNUSED_S = 1.0  # that kvweave may take to hear of a load that failed, before vLLM does
 IDLE_S = 0.005  # a step that computes nothing waits so long for a load: vLLM asks again at once
+
+FOLDER = Path("/dev/shm")
+NAME = re.compile(r"kvweave-[A-Za-z0-9_-]{16,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """Keys and values (T, H, D) of a layer, and the slots (T,) that they go into."""
+
+    keys: Tensor
+    values: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayer:
+    """A layer of this worker: the decoder layer's `index`, its cache group, the heads that the worker has of it, and
+    what writes into its cache.
+    """
+
+    index: int
+    group: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    write: Callable[[PagedRows], None]
+
+    @property
+    def dims(self) -> int:
+        """How many numbers a head keeps for a token, keys and values."""
+        return self.key_dim + self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Where a worker stands: its rank among those that share the heads, what it computes in, and a group's block sizes.
+
+    `beside` is entered around what a load does where the cache lies, so that it runs beside what the worker computes.
+    """
+
+    rank: int
+    ranks: int
+    dtype: str
+    block_sizes: tuple[int, ...]
+    beside: Callable[[], AbstractContextManager[object]]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """What numbers are, as torch names it."""
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
 
 class Loading:
@@ -158,3 +211,21 @@ def _places(job: LoadJob, group: int, *, size: int) -> tuple[Tensor, Tensor]:
     blocks = torch.tensor(job.blocks[group], dtype=torch.int64)[tokens // size]
     kept = blocks != NULL
     return kept, (blocks * size + tokens % size)[kept]
+
+
+def mapped_prompt(name: str, nbytes: int) -> mmap | None:
+    """The memory that kvweave names; None where this host, or this user, has none of this name and size."""
+    if not NAME.fullmatch(name):
+        return None
+    try:
+        file = os.open(FOLDER / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(file)
+        is_fitting = found.st_uid == os.geteuid() and 0 < nbytes == found.st_size
+        return mmap(file, nbytes) if is_fitting else None
+    except OSError:
+        return None
+    finally:
+        os.close(file)
