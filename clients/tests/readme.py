@@ -1,15 +1,19 @@
-"""Runs the Python examples of a README as they stand, against a service. Knows nothing of what they show."""
+"""Runs the Python examples of a README, and scripts, as they stand, against a service. Knows not what they show."""
 
 import ast
 import asyncio
 import inspect
 import io
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import CodeType
 from typing import Protocol
+
+from kvweave_client import Client
 
 URL = "http://localhost:8000"
 KEY = re.compile(r"kvw_[\w.…]+")
@@ -45,6 +49,16 @@ def run_examples(readme: Path, service: Service) -> list[dict[str, object]]:
             after.append({**names, PRINTED: printed.getvalue()})
     assert after, f"{readme} holds no ```python block"
     return after
+
+
+def run_script(script: Path, service: Service) -> list[str]:
+    """Runs an example against the service, and returns the lines that it prints. It leaves no collection behind."""
+    command = [sys.executable, str(script), "--url", service.base_url, "--key", service.key]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    with Client(service.base_url, service.key) as client:
+        assert not any(each.name.startswith("example-") for each in client.collections())
+    return ended.stdout.splitlines()
 
 
 def _blocks(readme: Path, service: Service) -> Iterator[CodeType]:

@@ -148,9 +148,7 @@ JOB = kv.Job("j", "failed", {}, 1, 0, 0, 0, 1.0, 2.0)
 ERRORS = [
     kv.BadRequest(kv.Problem(400, detail="no", errors=(kv.FieldError("a", "b"),))),
     kv.RateLimited(kv.Problem(429, detail="too much"), retry_after_s=2.5),
-    kv.JobFailed(
-        kv.Job("j", "failed", {}, 1, 0, 0, 0, 1.0, 2.0), (kv.JobItem("d", "c", "", "failed", 1, 0, 0, 0, "x"),)
-    ),
+    kv.JobFailed(JOB, (kv.JobItem("d", "c", "", "failed", 1, 0, 0, 0, "x"),)),
     kv.TimedOut("late"),
     kv.StreamCut("cut"),
     kv.UnexpectedAnswer("html"),

@@ -23,10 +23,7 @@ def streams(draw: st.DrawFn) -> tuple[str, list[ServerEvent]]:
     for name, data in said:
         lines += [f"event:{draw(st.sampled_from(['', ' ']))}{name}"] if name else []
         lines += [f"data: {value}" for value in data]
-        lines += [
-            *draw(st.lists(st.sampled_from([": ping", "retry: 10", "id: 7", "other", "datas: x"]), max_size=2)),
-            "",
-        ]
+        lines += [*draw(st.lists(OTHERS, max_size=2)), ""]
         if data:
             expected.append(ServerEvent(name or "message", "\n".join(data)))
     text = draw(st.sampled_from(["", "\ufeff"]))

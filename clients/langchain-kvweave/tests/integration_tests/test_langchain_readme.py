@@ -1,29 +1,19 @@
 """The README's examples and the notebook-style one run as they stand."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
-from clients.tests.readme import PRINTED, Service, run_examples
+from clients.tests.readme import PRINTED, Service, run_examples, run_script
 from kvweave_client import Client
 
 DISTRIBUTION = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def service(own_service: Service) -> Service:
-    """A service of this file's own: other documents would weigh in the ranks of words."""
-    return own_service
-
-
-def test_the_examples_of_the_readme_run(service: Service) -> None:
+def test_the_examples_of_the_readme_run(own_service: Service) -> None:
     try:
-        blocks = run_examples(DISTRIBUTION / "README.md", service)
+        blocks = run_examples(DISTRIBUTION / "README.md", own_service)
     finally:
-        with Client(service.base_url, service.key) as client:
+        with Client(own_service.base_url, own_service.key) as client:
             for name in ("letters", "beside"):
                 client.delete_collection(name)
     printed = "".join(str(block[PRINTED]) for block in blocks)
@@ -33,18 +23,8 @@ def test_the_examples_of_the_readme_run(service: Service) -> None:
     assert "2024 Letter 40 stored" in printed
 
 
-def test_the_example_runs_and_prints_what_was_reused(service: Service) -> None:
-    command = [
-        sys.executable,
-        str(DISTRIBUTION / "examples" / "rag.py"),
-        "--url",
-        service.base_url,
-        "--key",
-        service.key,
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
+def test_the_example_runs_and_prints_what_was_reused(own_service: Service) -> None:
+    lines = run_script(DISTRIBUTION / "examples" / "rag.py", own_service)
     told = {name: [line for line in lines if line.startswith(name)] for name in ("ordinary", "by chunk", "foreign")}
     assert {name: len(found) for name, found in told.items()} == {"ordinary": 2, "by chunk": 1, "foreign": 3}
     for line in (line for found in told.values() for line in found):
@@ -53,5 +33,3 @@ def test_the_example_runs_and_prints_what_was_reused(service: Service) -> None:
     answers = [line.split()[-1] for line in (*told["ordinary"], *told["foreign"])]
     assert answers == ["badger", "Belford", "badger", "Belford", "Rosen"]
     assert lines[-1] == "badger"
-    with Client(service.base_url, service.key) as client:
-        assert not any(each.name.startswith("example-") for each in client.collections())
