@@ -18,11 +18,16 @@ from store.scrub import collect, verify
 from tests.store.samples import blob, key
 
 
-def stored(store: BlobStore, wanted: CacheKey) -> Blob:
-    """The blob that a store has, every frame verified."""
+def opened(store: BlobStore, wanted: CacheKey) -> BlobReader:
+    """A reader of the blob that a store has."""
     reader = store.open(wanted)
     assert isinstance(reader, BlobReader), reader
-    return reader.blob()
+    return reader
+
+
+def stored(store: BlobStore, wanted: CacheKey) -> Blob:
+    """The blob that a store has, every frame verified."""
+    return opened(store, wanted).blob()
 
 
 def why(store: BlobStore, wanted: CacheKey) -> MissReason | None:
@@ -51,9 +56,7 @@ class BlobStoreContract:
         assert store.put(wanted) is Put.STORED
         assert bytes(stored(store, key())) == bytes(wanted)
         assert self.raw(store, key()) == bytes(wanted)
-        reader = store.open(key())
-        assert isinstance(reader, BlobReader)
-        assert np.array_equal(keys_of(reader), keys_of(read(wanted)))
+        assert np.array_equal(keys_of(opened(store, key())), keys_of(read(wanted)))
 
     def test_what_was_not_put_is_absent(self, store: BlobStore) -> None:
         store.put(blob(1))
@@ -73,10 +76,8 @@ class BlobStoreContract:
     def test_a_frame_can_be_read_alone(self, store: BlobStore) -> None:
         wanted = blob(tokens=400, codec="lossless")
         store.put(wanted)
-        reader = store.open(key(codec="lossless"))
-        assert isinstance(reader, BlobReader)
         last = len(wanted.frames) - 1
-        with reader.frame(last) as data:
+        with opened(store, key(codec="lossless")).frame(last) as data:
             assert bytes(data) == wanted.frames[last]
 
     def test_a_corrupt_head_is_a_miss(self, store: BlobStore) -> None:
@@ -87,10 +88,8 @@ class BlobStoreContract:
     def test_a_corrupt_frame_is_never_handed_out_and_can_be_replaced(self, store: BlobStore) -> None:
         store.put(blob())
         self.overwrite(store, key(), flipped(bytes(blob()), -1))
-        reader = store.open(key())
-        assert isinstance(reader, BlobReader)
         with pytest.raises(BadBlob) as raised:
-            reader.blob()
+            stored(store, key())
         assert raised.value.reason is MissReason.CORRUPT
         store.replace(blob())
         assert bytes(stored(store, key())) == bytes(blob())

@@ -15,24 +15,18 @@ from store.codec.decode import decode
 from store.codec.encode import encode
 from store.codec.unpacked import Memory, allocate
 from store.errors import BadBlob, MissReason
-from store.key import CacheKey, Scope
-from store.reader import BlobReader, read
+from store.key import Scope
+from store.reader import read
 from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache, MemoryStore
 from store.url import open_store
-from tests.store.contract import flipped, stored
+from tests.store.contract import flipped, opened, stored
 from tests.store.media import sized
 from tests.store.samples import blob, key, plain_bytes, record
 
 GOLDEN = sorted(Path(__file__).parent.glob("golden/*.blob"))
 UNREADABLE = {"v1-table"}
 ABOVE = TierBudget(lowest=False)
-
-
-def opened(cache: MemoryCache, wanted: CacheKey) -> BlobReader:
-    reader = cache.open(wanted)
-    assert isinstance(reader, BlobReader)
-    return reader
 
 
 @pytest.mark.parametrize("path", [path for path in GOLDEN if path.stem not in UNREADABLE], ids=lambda path: path.stem)
@@ -52,8 +46,8 @@ def test_a_second_hit_is_ready_and_asks_nobody_below(tmp_path: Path) -> None:
         wanted = plain_bytes(read(stored(store, key())))
         store.flush()
         (tmp_path / "low/blobs" / key().text).unlink()
-        reader = store.open(key())
-        assert isinstance(reader, BlobReader) and reader.unpacked and reader.source == "ram"
+        reader = opened(store, key())
+        assert reader.unpacked and reader.source == "ram"
         assert plain_bytes(reader) == wanted
         with pytest.raises(BadBlob, match="read these below"):
             reader.blob()
@@ -138,8 +132,8 @@ def test_a_frame_that_is_bad_below_never_comes_up(tmp_path: Path) -> None:
         path = tmp_path / "low/blobs" / key().text
         path.write_bytes(flipped(path.read_bytes(), -1))
         for _ in range(2):
-            reader = store.open(key())
-            assert isinstance(reader, BlobReader) and reader.unpacked is None
+            reader = opened(store, key())
+            assert reader.unpacked is None
             with pytest.raises(BadBlob) as raised:
                 decode(reader)
             assert raised.value.reason is MissReason.CORRUPT

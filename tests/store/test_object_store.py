@@ -12,16 +12,15 @@ import pytest
 
 from store import scrub
 from store.blob import Blob, Head, write_head
-from store.blob_store import BlobStore, Put
+from store.blob_store import Put
 from store.errors import BadBlob, MissReason, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 from store.key import CacheKey, Scope
 from store.objects import object_client
-from store.reader import BlobReader
 from store.url import open_store
 from tests.servers.faults import Answer, Fault
 from tests.servers.faulty import FaultyProxy
 from tests.servers.s3 import VARIABLE, S3Server
-from tests.store.contract import flipped
+from tests.store.contract import flipped, opened
 from tests.store.media import Medium, is_blob, read, s3_medium, sized
 from tests.store.samples import blob, key
 
@@ -37,12 +36,6 @@ def impatient(server: S3Server, proxy: FaultyProxy) -> Iterator[Medium]:
 @pytest.fixture(params=["s3", "folder"])
 def medium(request: pytest.FixtureRequest) -> Medium:
     return request.getfixturevalue(request.param)
-
-
-def opened(store: BlobStore, key: CacheKey) -> BlobReader:
-    reader = store.open(key)
-    assert isinstance(reader, BlobReader)
-    return reader
 
 
 class TestReading:

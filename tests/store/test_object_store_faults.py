@@ -14,6 +14,7 @@ from store.url import open_store
 from tests.servers.faults import Fault
 from tests.servers.faulty import FaultyProxy
 from tests.servers.s3 import S3Server
+from tests.store.contract import opened
 from tests.store.media import Medium, read, s3_medium, sized
 from tests.store.samples import blob, key
 
@@ -49,8 +50,7 @@ def ask(act: Callable[[BlobStore], object]) -> Callable[[BlobStore], Callable[[]
 
 
 def last_frame(store: BlobStore) -> Callable[[], object]:
-    reader = store.open(LARGE.head.key)
-    assert isinstance(reader, BlobReader)
+    reader = opened(store, LARGE.head.key)
 
     def frame() -> bytes:
         with reader.frame(3) as data:

@@ -156,33 +156,6 @@ class TestDeletions:
         assert s3.open().delete(ACME) == 1
         assert s3.open().deletions("acme") == [Deletion(1, ACME)]
 
-    def test_a_deletion_takes_its_scope_and_no_neighbour(self, medium: Medium) -> None:
-        store = medium.open()
-        for name in (1, 10):
-            store.put(blob(name))
-            store.put(fill(f"{name}-fill"))
-        store.put(blob(1, tenant="acme-2"))
-        medium.overwrite(f"quarantine/{key(1).text}", b"bad")
-        assert [store.delete(chunk(1)), store.epoch("acme"), store.epoch("acme-2")] == [1, 1, 0]
-        assert [medium.paths("quarantine"), medium.paths("burying")] == [[], []]
-        kept = [key(1, tenant="acme-2"), key("1-fill"), key(10), key("10-fill")]
-        assert {entry.key for entry in store.entries()} == set(kept)
-        assert store.deletions("acme", 1) == []
-        assert store.put(blob(1, epoch=1)) is Put.STORED
-
-    @pytest.mark.parametrize("late", [blob(1), fill(1)], ids=["precomputed", "fill"])
-    @pytest.mark.parametrize("scope", [ACME, chunk(1), fingerprint_of(key(1))], ids=["tenant", "chunk", "fingerprint"])
-    def test_a_put_that_began_before_a_deletion_is_dropped(
-        self, medium: Medium, scope: Scope, late: object_store.Blob
-    ) -> None:
-        store = medium.open()
-        store.delete(scope)
-        assert [store.put(late), store.replace(late), store.put(blob(2))].count(Put.DELETED) == (
-            3 if scope == ACME else 2
-        )
-        assert read(store, key(1)) is MissReason.ABSENT
-        assert medium.paths("fills") == []
-
     def test_a_deletion_between_the_write_and_the_check_wins(self, s3: Medium, proxy: FaultyProxy) -> None:
         store, other = s3.open(), s3.open()
         proxy.script([after(lambda: other.delete(chunk(1)))], where=writes_blob)
@@ -197,13 +170,6 @@ class TestDeletions:
         proxy.script([Fault.status(503).after_apply()], where=writes_blob)
         assert store.put(blob(1)) is Put.DELETED
         assert s3.paths("blobs") == []
-
-    def test_a_late_put_leaves_what_was_stored_since(self, medium: Medium) -> None:
-        store = medium.open()
-        store.delete(chunk(1))
-        store.put(blob(1, epoch=1))
-        assert store.put(blob(1)) is Put.DELETED
-        assert read(store, key(1)) == blob(1, epoch=1)
 
     def test_deletions_beside_puts_leave_no_dead_blob(self, medium: Medium) -> None:
         store, other = medium.open(), medium.open()

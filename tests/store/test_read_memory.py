@@ -20,6 +20,7 @@ from store.reader import BlobReader
 from tests.servers.faults import Fault
 from tests.servers.faulty import FaultyProxy
 from tests.servers.s3 import S3Server
+from tests.store.contract import opened
 from tests.store.media import Medium, is_blob, sized
 from tests.store.samples import key
 
@@ -95,9 +96,7 @@ def test_what_was_begun_is_there_and_the_rest_is_read_when_it_is_asked_for(
 def test_a_delete_wins_over_what_was_read_ahead(s3: Medium) -> None:
     store, written = s3.open(), sized([MB] * 3)
     store.put(written)
-    reader = store.open(written.head.key)
-    assert isinstance(reader, BlobReader)
-    reader.begin()
+    opened(store, written.head.key).begin()
     store.delete(Scope("acme"))
     found = store.open(written.head.key)
     assert isinstance(found, Miss) and found.reason is MissReason.ABSENT

@@ -17,7 +17,7 @@ from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache, MemoryStore
 from store.tiers.tiered_store import TieredStore
 from store.url import open_store
-from tests.store.contract import flipped, stored, why
+from tests.store.contract import flipped, opened, stored, why
 from tests.store.samples import blob, key, plain_bytes
 
 
@@ -89,9 +89,7 @@ def store(near: MemoryCache, lowest: Slow) -> Generator[TieredStore]:
 
 def plain(store: BlobStore, wanted: CacheKey) -> list[bytes]:
     """What a store's blob stands for."""
-    reader = store.open(wanted)
-    assert isinstance(reader, BlobReader), reader
-    return plain_bytes(reader)
+    return plain_bytes(opened(store, wanted))
 
 
 def test_a_hit_below_is_nearer_the_next_time(store: TieredStore, lowest: Slow) -> None:
@@ -207,10 +205,8 @@ def test_a_copy_of_what_is_packed_otherwise_below_goes_when_its_frames_are_asked
 ) -> None:
     lowest.put(blob(seed=2))
     near.put(blob(seed=1))
-    reader = store.open(key())
-    assert isinstance(reader, BlobReader)
     with pytest.raises(BadBlob):
-        reader.blob()
+        stored(store, key())
     assert bytes(stored(store, key())) == bytes(blob(seed=2))
 
 
