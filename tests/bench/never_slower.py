@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from threading import Lock
 from typing import Any
 
 from retriever.documents import chunk_id
@@ -32,33 +31,15 @@ from store.errors import Miss
 from store.key import CacheKey
 from store.reader import BlobReader
 from tests.bench.in_process import READ, first_token, made_up, precompute, serving
+from tests.bench.link import MB, Link
 from tests.bench.models import random_model
 
 TAUGHT, ROUNDS, MOST_ROUNDS = 3, 9, 60
 ROW_S = 10.0
 CELLS = "50/1,100/2,200/1,200/5,500/2,500/12,1000/4,1000/25,2000/8,2000/50,4000/16,4000/100"
 SPEEDS = "1,10,100,1000,10000"
-MB = 1e6
-LEAST_SLEEP_S = 1e-3
 WAYS = ("full", "blend", "chosen")
 TURNS = [*itertools.permutations(WAYS)]  # none always comes behind the same other
-
-
-class Link:
-    """A link of so many bytes a second, which all that is read shares."""
-
-    def __init__(self) -> None:
-        self.bytes_per_s = 1e12
-        self._owed_s = 0.0
-        self._lock = Lock()
-
-    def carry(self, nbytes: int) -> None:
-        """Sleeps in steps of a millisecond at least: a sleep of microseconds takes ten times as long."""
-        with self._lock:
-            self._owed_s += nbytes / self.bytes_per_s
-            if self._owed_s > LEAST_SLEEP_S:
-                time.sleep(self._owed_s)
-                self._owed_s = 0.0
 
 
 def slow(store: BlobStore, link: Link) -> BlobStore:
@@ -77,7 +58,7 @@ def slow(store: BlobStore, link: Link) -> BlobStore:
                 link.carry(len(data))
                 yield data
 
-        return BlobReader(found.head, found.raw_head, fetch=fetch, source=f"link {link.bytes_per_s / MB:g}")
+        return BlobReader(found.head, found.raw_head, fetch=fetch, source=f"link {link.bytes_per_s() / MB:g}")
 
     store.open = open_slowly  # pyright: ignore[reportAttributeAccessIssue]
     return store
@@ -132,7 +113,7 @@ def measure(folder: Path, cells: Sequence[Cell], *, speeds: Sequence[float], mod
             flush=True,
         )
         for speed in speeds:
-            link.bytes_per_s = speed * MB
+            link.hold(speed)
             for cell in cells:
                 found = runner.run(row(core, cell, ids[cell], shortest=shortest))
                 bad += not found["ok"]
