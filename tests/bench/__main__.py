@@ -16,7 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", help="block trace in Mooncake's form")
     trace = parser.parse_args().trace
-    results = {"codec": run("codec"), "lmdb": run("lmdb")}
+    results = {"codec": run("codec")}
     results["eviction"] = run("eviction", "--trace", trace) if trace else run("eviction")
     results["recognize"] = run("recognize")
     results["retrieval"] = run("retrieval")

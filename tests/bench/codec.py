@@ -1,4 +1,4 @@
-"""Measures the codec: sizes for every spec, and speed on one core. No store.
+"""Measures the codec: sizes for every spec, and speed on one core, in memory and out of LMDB.
 
 `python -m tests.bench.codec` prints one JSON object. `sizes` compares whole blobs with the same record in fp16: of
 drawn keys and values, and of the records of the settings' model (by default the one that is built in); `lost` is the
@@ -8,16 +8,19 @@ store in memory: every frame verified once, unpacked by zstd, codes and scales l
 bfloat16 (H, T, D). Both drop a group of layers before they read the next, so that no run waits for fresh pages of the
 kernel. `near` is the way of a tier of memory above others, from the opening to the codes; `raised` is how a blob gets
 there. `alone` has the parts in the same run, in bytes that they read (blake3, zstd: of the blob's frames) or write
-(memcpy).
+(memcpy). `lmdb` has blobs of q4 in LMDB: every frame verified and not copied, in stored bytes, and what durable puts
+take.
 """
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 import numpy as np
@@ -32,6 +35,7 @@ from store.codec.encode import encode
 from store.codec.unpacked import unpacked
 from store.errors import Miss
 from store.key import CacheKey
+from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader, read
 from store.record import LayerKV, Record, narrow
 from store.tiers.budget import TierBudget
@@ -41,6 +45,7 @@ SPECS = ("lossless", "q8", "q7", "q6", "q5", "q4", "q3", "q2")
 SMALL = ("k3v2", "k2v3", "q2.7", "q2.5", "q2.4", "q2.3", "q2.2", "q2.1", "q1.9", "q1.8", "q1.7", "q1.5")
 TOKENS = (64, 256, 512)
 LAYERS, HEADS, DIM = 32, 8, 128
+STORED = 12  # blobs in LMDB
 TERMS = Terms(0, precomputed=True)
 
 Source = Literal["normal", "channels"]
@@ -60,8 +65,8 @@ def record(source: Source, tokens: int, layers: int = LAYERS) -> Record:
     return Record("bfloat16", tuple(LayerKV(tensor(), tensor()) for _ in range(layers)))
 
 
-def pack(plain: Record, spec: str) -> Blob:
-    return encode(plain, CacheKey("acme", "chunk-0123456789abcdef", "0123456789abcdef" * 2, spec), terms=TERMS)
+def pack(plain: Record, spec: str, *, chunk: str = "chunk-0123456789abcdef") -> Blob:
+    return encode(plain, CacheKey("acme", chunk, "0123456789abcdef" * 2, spec), terms=TERMS)
 
 
 def captured() -> dict[int, Record]:
@@ -141,22 +146,54 @@ def alone(plain: Record, runs: int) -> dict[str, Row]:
     }
 
 
+def out_of_lmdb(runs: int) -> dict[str, object]:
+    """Blobs of 256 tokens, each put durably by itself, then read and unpacked one after another."""
+    plain = record("normal", 256)
+    blobs = [pack(plain, "q4", chunk=f"{number:03}") for number in range(STORED)]
+    puts, nbytes = list[float](), sum(blob.nbytes for blob in blobs)
+    with TemporaryDirectory() as folder, LmdbStore(Path(folder, "store"), TierBudget()) as store:
+        for blob in blobs:
+            start = time.perf_counter()
+            store.put(blob)
+            puts.append(1e3 * (time.perf_counter() - start))
+
+        def found() -> Iterator[BlobReader | Miss]:
+            return (store.open(blob.head.key) for blob in blobs)
+
+        return {
+            "verified": rate(lambda: [*map(each_frame, found())], nbytes, runs),
+            "packed": rate(lambda: [*map(each_group, found())], STORED * plain.nbytes, runs),
+            "put_ms": {"p50": round(statistics.median(puts), 1), "max": round(max(puts), 1)},
+            "file_bytes_per_blob_byte": round(store.environment.file_bytes() / nbytes, 3),
+        }
+
+
+def each_frame(found: BlobReader | Miss) -> None:
+    assert isinstance(found, BlobReader)
+    for number in range(len(found.head.frames)):
+        with found.frame(number):
+            pass
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9, help="runs of each measurement, at least 7 (default 9)")
     parser.add_argument(
         "--layers", type=int, default=8, help="layers of the record that speed is measured on (default 8)"
     )
-    parser.add_argument("--only", choices=("sizes", "speed"), help="one half of the report (default both)")
+    parser.add_argument("--only", choices=("sizes", "speed", "lmdb"), help="one part of the report (default all)")
     options = parser.parse_args()
     report: dict[str, object] = {"shape": {"layers": LAYERS, "heads": HEADS, "dim": DIM, "dtype": "bfloat16"}}
-    if options.only != "speed":
+    runs = max(7, options.runs)
+    if options.only in (None, "sizes"):
         drawn = {source: sizes(partial(record, source)) for source in get_args(Source)}
         report["sizes"] = {**drawn, "model": sizes(captured().__getitem__)}
-    if options.only != "sizes":
-        plain, runs = record("channels", 256, options.layers), max(7, options.runs)
+    if options.only in (None, "speed"):
+        plain = record("channels", 256, options.layers)
         report["speed"] = {spec: speed(spec, plain, runs) for spec in SPECS}
         report["alone"] = alone(plain, runs)
+    if options.only in (None, "lmdb"):
+        report["lmdb"] = out_of_lmdb(runs)
     print(json.dumps(report, indent=1))
 
 
