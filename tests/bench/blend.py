@@ -17,10 +17,8 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -31,6 +29,7 @@ from blend.adopt.load import LoadedModel
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
 from blend.fuse.record_loader import Readers
+from store.url import open_store
 from tests.bench.decode import decode, stall
 from tests.bench.fetch import fetch
 from tests.bench.model import (
@@ -38,13 +37,12 @@ from tests.bench.model import (
     QUESTION,
     SHAPES,
     Corpus,
-    StoredCorpus,
-    StoredPlan,
     adopted,
     best_device,
     captured,
     fused,
     random_model,
+    stored,
 )
 
 CASES = "full,prefix,reuse,heads 15 %,deviation 5 %,deviation 15 %,ask 3 %,ask 5 %,hybrid 5 %,hybrid 15 %"
@@ -91,6 +89,7 @@ def first_token(
                 spent[name] = time.perf_counter() - start
                 if number:
                     reports[name].append(result.report)
+                del result  # its context
             for name, each in spent.items():
                 if number:
                     seconds[name].append(each)
@@ -171,13 +170,10 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     }
     if plain is not None:
         cases = {case: parsed(case) for case in options.cases.split(",")}
-        with TemporaryDirectory() as folder, ExitStack() as stack:
+        with TemporaryDirectory() as folder, open_store(f"lmdb://{folder}") as store:
+            made = partial(corpus.prompt, options.tokens, question=options.question)
             if options.stored:
-                plan = StoredPlan(options.tokens, options.stored, options.titles, options.apart)
-                stored = StoredCorpus(model, Path(folder), plan)
-                made = stack.enter_context(closing(stored)).prompt
-            else:
-                made = partial(corpus.prompt, options.tokens, question=options.question)
+                made = partial(stored(model, store, options).prompt, options.tokens)
             report["first_token"] = first_token(plain, model, made=made, cases=cases, runs=options.runs)
         del plain
     if options.only in (None, "scaling"):

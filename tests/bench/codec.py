@@ -7,9 +7,8 @@ or come out, per second of wall time and of the thread's own CPU time, medians o
 store in memory: every frame verified once, unpacked by zstd, codes and scales laid out as views. `plain` goes on to
 bfloat16 (H, T, D). Both drop a group of layers before they read the next, so that no run waits for fresh pages of the
 kernel. `near` is the way of a tier of memory above others, from the opening to the codes; `raised` is how a blob gets
-there. `alone` has the parts in the same run, in bytes that they read (blake3, zstd: of the blob's frames) or write
-(memcpy). `lmdb` has blobs of q4 in LMDB: every frame verified and not copied, in stored bytes, and what durable puts
-take.
+there. `alone` has the parts in the same run, in bytes of the blob's frames. `lmdb` has blobs of q4 in LMDB: every frame
+verified and not copied, in stored bytes, and what durable puts take.
 """
 
 import argparse
@@ -24,12 +23,11 @@ from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 import numpy as np
-import zstandard
 
 from service.app.composition import compose_served
 from service.lab.questions.suites import multihop
 from service.settings import load_settings
-from store.blob import Blob, Terms, digest
+from store.blob import Blob, Terms
 from store.codec.decode import decode, read_rows
 from store.codec.encode import encode
 from store.codec.unpacked import unpacked
@@ -40,6 +38,7 @@ from store.reader import BlobReader, read
 from store.record import LayerKV, Record, narrow
 from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache
+from tests.bench.fetch import floors
 
 SPECS = ("lossless", "q8", "q7", "q6", "q5", "q4", "q3", "q2")
 SMALL = ("k3v2", "k2v3", "q2.7", "q2.5", "q2.4", "q2.3", "q2.2", "q2.1", "q1.9", "q1.8", "q1.7", "q1.5")
@@ -135,15 +134,8 @@ def each_group(found: BlobReader | Miss) -> None:
 def alone(plain: Record, runs: int) -> dict[str, Row]:
     """What no codec can beat: the parts by themselves, on the frames of a q4 blob."""
     blob = pack(plain, "q4")
-    unzip = zstandard.ZstdDecompressor()
-    source = np.concatenate([layer.keys.reshape(-1) for layer in plain.layers if layer])
-    target = np.empty_like(source)
     size = blob.head.body_bytes
-    return {
-        "memcpy": rate(lambda: np.copyto(target, source), source.nbytes, runs),
-        "blake3": rate(lambda: [digest(frame) for frame in blob.frames], size, runs),
-        "zstd": rate(lambda: [unzip.decompress(frame) for frame in blob.frames], size, runs),
-    }
+    return {name: rate(work, size, runs) for name, work in floors([blob], size).items()}
 
 
 def out_of_lmdb(runs: int) -> dict[str, object]:

@@ -1,11 +1,10 @@
 """Measures fuses on a GPU beside the floors of the same machine, everything included. A random model, stored records.
 
 `python -m tests.bench.gpu` prints one JSON object. `floors`: what the card and one thread of the host do at best.
-`first_token`: seconds from the opening of the blobs to the logits on the host, by medium, tokens of the chunks together
-and tokens of one; each round times transformers' own prefill (`plain`) and every case once, in turn, and a ratio is
-of one round. `gpu` is the time in which any of a fuse's kernels ran, out of one fuse under torch's profiler, with the
-names of those that took most. `capture` is chunks a pass at a time against the plain prefill of as many tokens;
-`decode` as in tests/bench/decode.py. One round before those counted warms up.
+`first_token`: as in tests/bench/blend.py, from the opening of the blobs to the logits on the host, by medium, tokens of
+the chunks together and tokens of one. `gpu` is the time in which any of a fuse's kernels ran, out of one fuse under
+torch's profiler, with the names of those that took most. `capture` is chunks a pass at a time against the plain prefill
+of as many tokens; `decode` as in tests/bench/decode.py. One round before those counted warms up.
 """
 
 import argparse
@@ -15,7 +14,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -23,43 +22,20 @@ from transformers import PreTrainedModel
 
 from blend.adopt.load import LoadedModel
 from blend.capture.capture import capture
-from blend.fuse.fuse import FusedPrompt
-from blend.fuse.prompt import ChunkSegment, Prompt
+from blend.fuse.prompt import Prompt
 from blend.fuse.record_loader import Readers
 from service.app.give_back_memory import keep_freed_memory
 from service.model.pinned_memory import pinned_memory
 from store.blob import Blob, Terms
-from store.blob_store import BlobStore
 from store.codec.encode import encode
 from store.key import CacheKey
-from store.reader import BlobReader
-from store.record_source import BlobSource
-from tests.bench.blend import parsed, plain_prefill
+from tests.bench.blend import first_token, parsed, plain_prefill
 from tests.bench.decode import decode
 from tests.bench.fetch import floors, media, named
-from tests.bench.model import PREFIX, QUESTION, SHAPES, adopted, best_device, fused, random_model, words
+from tests.bench.model import PREFIX, SHAPES, StoredCorpus, adopted, best_device, fused, random_model, words
 
 DISTINCT = 8  # chunks that are captured; longer prompts have them under several names
 NAMED = 12  # kernels of a profile
-
-
-@dataclass(frozen=True, slots=True)
-class StoredChunks:
-    """Blobs in a medium, opened anew for each prompt."""
-
-    model: LoadedModel
-    store: BlobStore
-    blobs: Sequence[Blob]
-
-    def prompt(self, tokens: int) -> Prompt:
-        """Prefix, chunks of so many tokens together, question."""
-        each = self.blobs[0].head.tokens
-        found = [self.store.open(blob.head.key) for blob in self.blobs[: tokens // each]]
-        behind = self.model.fingerprint.behind(words(PREFIX, 3))
-        sources = [BlobSource(reader, behind) for reader in found if isinstance(reader, BlobReader)]
-        texts = [words(each, 10 + number % DISTINCT) for number in range(len(found))]
-        chunks = tuple(ChunkSegment(text, source) for text, source in zip(texts, sources, strict=True))
-        return Prompt(words(PREFIX, 1), chunks, words(QUESTION, 2))
 
 
 def stored(model: LoadedModel, *, chunk: int, count: int, codec: str) -> list[Blob]:
@@ -72,48 +48,15 @@ def stored(model: LoadedModel, *, chunk: int, count: int, codec: str) -> list[Bl
     return named(some, count)
 
 
-def first_token(
-    plain: PreTrainedModel, chunks: StoredChunks, *, tokens: int, cases: Sequence[str], runs: int
-) -> dict[str, object]:
-    """All cases in turn, round by round."""
-    seconds: dict[str, list[float]] = {"plain": [], **{case: [] for case in cases}}
-    last: dict[str, FusedPrompt] = {}
-    stages: dict[str, list[dict[str, float]]] = {case: [] for case in cases}
-    with Readers() as readers:
-        for number in range(runs + 1):
-            spent = {"plain": plain_prefill(plain, chunks.prompt(tokens))}
-            for case in cases:
-                last.clear()  # the context of the one before
-                start = time.perf_counter()
-                last[case], _ = fused(chunks.model, chunks.prompt(tokens), order=parsed(case), readers=readers)
-                spent[case] = time.perf_counter() - start
-                if number:
-                    stages[case].append(last[case].report.seconds)
-            for case, each in spent.items() if number else ():
-                seconds[case].append(each)
-    return {
-        case: {
-            "ms": round(1e3 * statistics.median(each), 1),
-            "times_plain": round(statistics.median(a / b for a, b in zip(seconds["plain"], each, strict=True)), 2),
-            "stages_ms": {
-                stage: round(1e3 * statistics.median(one[stage] for one in found), 1)
-                for found in [stages.get(case, [])]
-                for stage in (found[0] if found else ())
-            },
-        }
-        for case, each in seconds.items()
-    }
-
-
-def on_the_card(chunks: StoredChunks, *, tokens: int, case: str) -> dict[str, object]:
+def on_the_card(model: LoadedModel, chunks: StoredCorpus, *, tokens: int, case: str) -> dict[str, object]:
     """One fuse under the profiler."""
     with Readers() as readers:
         for _ in range(2):
-            fused(chunks.model, chunks.prompt(tokens), order=parsed(case), readers=readers)
+            fused(model, chunks.prompt(tokens), order=parsed(case), readers=readers)
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
             start = time.perf_counter()
-            fused(chunks.model, chunks.prompt(tokens), order=parsed(case), readers=readers)
+            fused(model, chunks.prompt(tokens), order=parsed(case), readers=readers)
             spent = time.perf_counter() - start
             torch.cuda.synchronize()
     taken: Counter[str] = Counter()
@@ -196,7 +139,7 @@ def captures(plain: PreTrainedModel, model: LoadedModel, *, chunk: int, count: i
 def host_floors(blobs: Sequence[Blob], nbytes: int) -> dict[str, float]:
     """GB of 16-bit keys and values a second, by one thread."""
     found: dict[str, float] = {}
-    for (_, name), work in floors(blobs, nbytes).items():
+    for name, work in floors(blobs, nbytes).items():
         work()
         start = time.perf_counter()
         work()
@@ -209,7 +152,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     source = random_model(SHAPES[options.shape], dtype="bfloat16", device="cuda")
     plain = copy.deepcopy(source)
     model = adopted(source)
-    cases: list[str] = options.cases.split(",")
+    cases = {case: parsed(case) for case in options.cases.split(",")}
     report: dict[str, object] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -221,16 +164,18 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         blobs = stored(model, chunk=chunk, count=max(options.tokens) // chunk, codec=options.codec)
         few = blobs[: min(options.tokens) // chunk]
         report["host"] = host_floors(few, len(few) * chunk * model.decoder.token_bytes)
+        texts = [words(chunk, 10 + number % DISTINCT) for number in range(len(blobs))]
+        chunks = [(text, blob.head.key) for text, blob in zip(texts, blobs, strict=True)]
         with media(blobs, pinned_memory) as stores:
-            for store in stores:
-                chunks = StoredChunks(model, store, blobs)
+            corpora = [StoredCorpus(store, model.fingerprint.behind(words(PREFIX, 3)), chunks) for store in stores]
+            for corpus in corpora:
                 for tokens in options.tokens:
-                    name = f"{store.name}, {tokens} tokens in {chunk}"
-                    tables[name] = first_token(plain, chunks, tokens=tokens, cases=cases, runs=options.runs)
-            chunks = StoredChunks(model, stores[-1], blobs)
+                    made, name = partial(corpus.prompt, tokens), f"{corpus.store.name}, {tokens} tokens in {chunk}"
+                    tables[name] = first_token(plain, model, made=made, cases=cases, runs=options.runs)
             for case in cases if chunk == options.chunk[0] else ():
                 tokens = options.tokens[0]
-                report[f"gpu, {case}, {tokens} tokens in {chunk}"] = on_the_card(chunks, tokens=tokens, case=case)
+                found = on_the_card(model, corpora[-1], tokens=tokens, case=case)
+                report[f"gpu, {case}, {tokens} tokens in {chunk}"] = found
     report["first_token"] = tables
     report["capture"] = captures(plain, model, chunk=options.chunk[0], count=32, runs=options.runs)
     del plain

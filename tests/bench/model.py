@@ -1,10 +1,10 @@
 """Random models of a real one's shape, prompts of chunks whose records lie in memory, and a timed fuse of them."""
 
+import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,11 +20,14 @@ from blend.place.torch_placement import DTYPES
 from service.documents.chunk_capture import tailed
 from service.model.capture_context import ChunkIds
 from store.blob import Terms
+from store.blob_store import BlobStore
 from store.codec.encode import encode
+from store.fingerprint import Fingerprint
 from store.key import CacheKey
 from store.reader import BlobReader
 from store.record_source import BlobSource, HeldRecord
-from store.url import open_store
+
+Ids = tuple[int, ...]
 
 CHUNK = 256  # tokens
 PREFIX, QUESTION = 32, 32  # tokens of them; the prefix is not the one of the capture, so that no chunk is exact
@@ -98,7 +101,7 @@ def _bytes() -> PreTrainedTokenizerFast:
 
 
 @cache
-def words(count: int, seed: int) -> tuple[int, ...]:
+def words(count: int, seed: int) -> Ids:
     """Token ids; others for another seed."""
     return tuple(3 + (place * (7 + 2 * seed) + seed) % LISTED for place in range(count))
 
@@ -128,45 +131,36 @@ def captured(model: LoadedModel) -> Corpus:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPlan:
-    """Chunks of so many tokens together, and a title behind each: stored with it, or `apart`, in the prompt alone."""
-
-    tokens: int
-    codec: str
-    title: int = 0
-    apart: bool = False
-
-
 class StoredCorpus:
-    """Chunks in a store of LMDB, each captured once and opened anew for each prompt. Closed by whoever made it."""
+    """Chunks in a store, by their keys, opened anew for each prompt; `title` stands behind each in the prompt."""
 
-    def __init__(self, model: LoadedModel, folder: Path, plan: StoredPlan) -> None:
-        behind, codec = words(PREFIX, 3), plan.codec
-        self._texts = [words(CHUNK, 10 + number) for number in range(plan.tokens // CHUNK)]
-        self._title = words(plan.title, 4)
-        tail = () if plan.apart else self._title
-        self._fingerprint = model.fingerprint.behind(behind)
-        self._keys = [CacheKey("bench", str(number), "random", codec) for number in range(len(self._texts))]
-        self._store = open_store(f"lmdb://{folder}")
-        for text, key in zip(self._texts, self._keys, strict=True):
-            [record] = capture(model.decoder, behind, chunks=[text + tail])
-            record = tailed(record, ChunkIds(text, tail))
-            self._store.put_all([encode(record, key, terms=Terms(0, precomputed=True))])
-        self._store.flush()
+    store: BlobStore
+    fingerprint: Fingerprint
+    chunks: Sequence[tuple[Ids, CacheKey]]
+    title: Ids = ()
 
-    def close(self) -> None:
-        self._store.close()
-
-    def prompt(self) -> Prompt:
-        """Prefix, all chunks, question."""
-        found = [self._store.open(key) for key in self._keys]
-        readers = [each for each in found if isinstance(each, BlobReader)]
-        assert len(readers) == len(found), found
-        sources = [BlobSource(each, self._fingerprint) for each in readers]
+    def prompt(self, tokens: int) -> Prompt:
+        """Prefix, chunks of so many tokens together, question."""
         segments: list[ChunkSegment | TextSegment] = []
-        for text, source in zip(self._texts, sources, strict=True):
-            segments += [ChunkSegment(text, source), TextSegment(self._title)]
+        for text, key in self.chunks[: tokens // len(self.chunks[0][0])]:
+            found = self.store.open(key)
+            assert isinstance(found, BlobReader), found
+            segments += [ChunkSegment(text, BlobSource(found, self.fingerprint)), TextSegment(self.title)]
         return Prompt(words(PREFIX, 1), tuple(segments), words(QUESTION, 2))
+
+
+def stored(model: LoadedModel, store: BlobStore, options: argparse.Namespace) -> StoredCorpus:
+    """Chunks of so many tokens together, each captured once; their titles with them, unless these are `apart`."""
+    behind, title = words(PREFIX, 3), words(options.titles, 4)
+    tail = () if options.apart else title
+    texts = [words(CHUNK, 10 + number) for number in range(options.tokens // CHUNK)]
+    chunks = [(text, CacheKey("bench", str(at), "random", options.stored)) for at, text in enumerate(texts)]
+    for text, key in chunks:
+        [record] = capture(model.decoder, behind, chunks=[text + tail])
+        record = tailed(record, ChunkIds(text, tail))
+        store.put_all([encode(record, key, terms=Terms(0, precomputed=True))])
+    store.flush()
+    return StoredCorpus(store, model.fingerprint.behind(behind), chunks, title)
 
 
 def text_prompt(tokens: int, seed: int) -> Prompt:
