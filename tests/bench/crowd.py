@@ -1,84 +1,94 @@
 """Measures what a tenant feels of a hostile one: `make crowd` prints a table for each attack.
 
 A service with the built-in model. The good tenant has 8 clients that ask about its documents, with half a second
-between two questions, and one that uploads a sentence and waits until it is ready; somebody asks for `/healthz`. First
+between two questions, and one that uploads a sentence and waits until it is ready; an operator asks for `/healthz` and
+`/metrics`. First
 they are alone, then beside the attack of another tenant for `--minutes`, and from ten seconds after its clients have
 left they are alone again; what it has uploaded is still computed then. `tenant`: 64 long constrained queries, 100
 search loops, uploads of 20 MB. `everything`: these, uploads of 64 MB, bodies of a million keys, documents that are
-uploaded and deleted, and readers that do not read. All clients share the machine's cores with the service.
+uploaded and deleted, and readers that do not read. `limits`: what is turned away for its number, size or time
+(tests/bench/attacks.py); each load of that file can be named alone, too. All clients share the machine's cores with the
+service.
 """
 
 import argparse
 import asyncio
+import http.client
 import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 
 import httpx
 import numpy as np
 
-from service.access.principal import Role
 from service.lab.questions.suites import Draw, multihop
-from service.truth.control import Control
-from tests.bench.overload import SETTLED_S, Attack, Probe
-from tests.bench.serving import SEED, Json, Server, ingest, resident_mb, server
-from tests.bench.upload_turns import small_s, text_of
+from tests.bench.attacks import LOADS, Attack
+from tests.bench.serving import SEED, Server, ingest, resident_mb, server
+from tests.bench.upload_turns import small_s
 
 TENANT = ("constrained", "searches", "uploads")
-ATTACKS = {"tenant": TENANT, "everything": (*TENANT, "large", "keys", "deletes", "readers")}
+LIMITS = ("requests", "bodies", "readers", "heads", "followers", "unfinished", "grammars")
+ATTACKS = {"tenant": TENANT, "everything": (*TENANT, "large", "keys", "deletes", "readers"), "limits": LIMITS}
 CLIENTS = 8  # of the good one
-QUIET_S = 30.0  # of each part without the attack
+QUIET_S, SETTLED_S = 30.0, 10.0  # of each part without the attack, and between it and the one behind
 PAUSE_S = 0.5
-MEGABYTES = (20, 64)
 Samples = Sequence[tuple[str, float, float, str]]  # what, when by the monotonic clock, milliseconds, status
 
 
-class Crowd(Attack):
-    """The clients of the hostile tenant."""
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Asks for the same again and again, with a pause."""
 
-    def loops(self, load: str) -> Sequence[Awaitable[None]]:
-        post = partial(self._request, "POST")
-        match load:
-            case "constrained":
-                long = {"type": "array", "items": {"type": "string", "minLength": 20}, "minItems": 40}
-                return self._clients(load, 64, self._asking(long))
-            case "searches":
-                return self._clients(load, 100, post("/v1/search", b'{"query": "who keeps map 17 in Sunel"}'))
-            case "uploads" | "large":
-                megabytes = MEGABYTES[load == "large"]
-                documents = ({"id": f"{load}-{seed}", "text": text_of(megabytes - 1, seed)} for seed in range(2))
-                bodies = [json.dumps({"documents": [each]}).encode() for each in documents]
-                return self._clients(load, 1, *(post("/v1/documents", body) for body in bodies))
-            case "keys":
-                body = json.dumps({"query": "who", **dict.fromkeys(map(str, range(1_000_000)), 0)})
-                return self._clients(load, 1, post("/v1/search", body.encode()))
-            case "deletes":
-                body = json.dumps({"documents": [{"id": "brief", "text": text_of(0.1, 3)}]})
-                delete = self._request("DELETE", "/v1/documents/brief")
-                return self._clients(load, 2, post("/v1/documents", body.encode()), delete)
-            case _:
-                return super().loops(load)
+    name: str
+    pause_s: float
+    url: str
+    path: str
+    key: str = ""
+    body: bytes | None = None
+
+    def samples(self, end: float) -> Iterator[tuple[str, float, float, str]]:
+        """What was asked, when by the monotonic clock, the milliseconds that it took, and the status."""
+        while (at := time.monotonic()) < end:
+            code = self._status()
+            yield self.name, at, 1000 * (time.monotonic() - at), code
+            time.sleep(self.pause_s)
+
+    def _status(self) -> str:
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        try:
+            method = "POST" if self.body else "GET"
+            connection.request(method, self.path, self.body, {**headers, "content-type": "application/json"})
+            response = connection.getresponse()
+            response.read()
+            return str(response.status)
+        except (OSError, http.client.HTTPException) as error:
+            return type(error).__name__
+        finally:
+            connection.close()
 
 
-def probe(url: str, key: str, *, seconds: float) -> None:
+def probe(url: str, operator: str, key: str, *, seconds: float) -> None:
     """Is the good tenant until then; prints a line when it begins, and what it saw as the last one."""
     cases = multihop(seed=SEED, size=CLIENTS, drawn=Draw(3))
     bodies = [{"question": each.question, "top_k": 4, "sampling": {"max_tokens": 16}} for each in cases]
     asking = [
         Probe("queries", PAUSE_S, url, path="/v1/query", key=key, body=json.dumps(body).encode()) for body in bodies
     ]
+    asking += [
+        Probe("healthz", 0.05, url, path="/healthz"),
+        Probe("metrics", 0.25, url, path="/metrics", key=operator),
+    ]
     end = time.monotonic() + seconds
-    with ThreadPoolExecutor(CLIENTS + 2) as threads:
+    with ThreadPoolExecutor(len(asking) + 1) as threads:
         print("begun", flush=True)
         uploads = threads.submit(small_uploads, url, key, end=end)
-        found = threads.map(lambda each: [*each.samples(end)], [*asking, Probe("healthz", 0.05, url, path="/healthz")])
+        found = threads.map(lambda each: [*each.samples(end)], asking)
         print(json.dumps([*uploads.result(), *(sample for each in found for sample in each)]))
 
 
@@ -125,13 +135,12 @@ class Seen:
 async def under(loads: Sequence[str], *, minutes: float) -> str:
     """What is seen of a service of its own."""
     with server(1, "builtin", memory="128MB") as ran:
-        with closing(Control(ran.data / "control.sqlite")) as control:
-            hostile, good = (control.create_key(name, Role.ADMIN)[1] for name in ("hostile", "good"))
+        hostile, good = ran.key_of("hostile"), ran.key_of("good")
         for key in (hostile, good):
             ingest(ran.url, key, cases=multihop(seed=SEED, size=CLIENTS, drawn=Draw(3)))
-        attack, beside_s = Crowd(ran, hostile, ""), 60 * minutes
+        attack, beside_s = Attack(ran, hostile), 60 * minutes
         clients = [each for load in loads for each in attack.loops(load)]
-        arguments = [sys.executable, "-m", "tests.bench.crowd", "--probe", ran.url, good]
+        arguments = [sys.executable, "-m", "tests.bench.crowd", "--probe", ran.url, ran.key, good]
         seconds = QUIET_S + beside_s + SETTLED_S + QUIET_S
         process = await asyncio.create_subprocess_exec(
             *arguments, "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE, limit=1 << 28
@@ -162,6 +171,7 @@ async def under(loads: Sequence[str], *, minutes: float) -> str:
                 seen.row("queries", points=(50, 95)),
                 seen.row("uploads", points=(50, 95)),
                 seen.row("healthz", points=(50, 99)),
+                seen.row("metrics", points=(50, 99)),
                 f"| resident MB: before; most; after | {memory[0]} | {max(memory)} | {memory[-1]} |",
                 f"\nRefused to the good one: {seen.refused or 'nothing'}",
                 f"Lost of its uploads: {lost(ran, good, samples) or 'nothing'}",
@@ -181,8 +191,10 @@ def lost(ran: Server, key: str, samples: Samples) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1, help="of each attack (default 1)")
-    parser.add_argument("--attacks", nargs="*", choices=ATTACKS, default=[*ATTACKS], help="which (default both)")
-    parser.add_argument("--probe", nargs=2, metavar=("URL", "KEY"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--attacks", nargs="*", choices=[*ATTACKS, *LOADS], default=["tenant", "everything"], help="which"
+    )
+    parser.add_argument("--probe", nargs=3, metavar=("URL", "OPERATOR", "KEY"), help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.probe:
@@ -190,9 +202,9 @@ def main() -> None:
         return
     print(f"{os.cpu_count()} cores, which all clients share; load average before: {os.getloadavg()[0]:.1f}\n")
     for name in options.attacks:
-        loads: Json = dict.fromkeys(ATTACKS[name])
+        loads = ATTACKS.get(name, (name,))
         print(f"**{name}**: {', '.join(loads)}; {options.minutes:g} min\n")
-        print(asyncio.run(under(ATTACKS[name], minutes=options.minutes)), flush=True)
+        print(asyncio.run(under(loads, minutes=options.minutes)), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,19 +18,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import httpx
-
-from service.app.composition import compose_model
-from service.lab.questions.cases import Case
-from service.lab.questions.suites import Draw, multihop
-from service.settings import load_settings
 from tests.bench.models import random_model
-from tests.bench.serving import SEED, STAGES, Asked, Run, ingest, questions, server
+from tests.bench.serving import STAGES, Json, Run, add_options, ingest, questions, server
 from tests.servers.s3 import moto_server
 
-Json = dict[str, Any]
 Exchange = tuple[str, str, str]  # method, path, range
 
 
@@ -108,17 +100,12 @@ def late_s3(delay_ms: float) -> Generator[str]:
 
 
 @asynccontextmanager
-async def service(
-    arguments: argparse.Namespace, model: str, *, store: str, cases: Sequence[Case]
-) -> AsyncGenerator[Run]:
-    """A service that has the passages of all cases, and what asks it."""
-    stops = compose_model(load_settings().model_copy(update={"model": "builtin"})).tokenizer.stop_ids
-    asked: list[Asked] = questions(cases, passages=arguments.passages, biased={str(each): -100 for each in stops})
+async def service(arguments: argparse.Namespace, model: str, *, store: str) -> AsyncGenerator[Run]:
+    """A service that has the passages of all questions, and what asks it."""
+    cases, asked = questions(arguments.questions, passages=arguments.passages)
     with server(arguments.threads, model, store=store) as ran:
         await asyncio.to_thread(ingest, ran.url, ran.key, cases=cases)
-        headers = {"Authorization": f"Bearer {ran.key}"}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(base_url=ran.url, headers=headers, timeout=600, limits=limits) as client:
+        async with ran.client() as client:
             run = Run(client, asked, pid=ran.pid)
             await run.lone({})
             yield run
@@ -126,7 +113,6 @@ async def service(
 
 async def measure(arguments: argparse.Namespace) -> Json:
     """Both services, round by round."""
-    cases = multihop(seed=SEED, size=arguments.questions, drawn=Draw(3))
     above = f"mem://?budget={arguments.memory}|" if arguments.memory else ""
     found: dict[str, list[Json]] = {"near": [], "distant": []}
     async with AsyncExitStack() as stack:
@@ -135,7 +121,7 @@ async def measure(arguments: argparse.Namespace) -> Json:
         far = stack.enter_context(late_s3(arguments.delay))
         stores = {"near": "", "distant": f"tiered:{above}{far}" if above else far}
         runs = {
-            name: await stack.enter_async_context(service(arguments, model, store=store, cases=cases))
+            name: await stack.enter_async_context(service(arguments, model, store=store))
             for name, store in stores.items()
         }
         for round_ in range(arguments.rounds + 1):  # the first one only warms
@@ -164,15 +150,12 @@ def _middle(rows: Sequence[Json]) -> Json:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="", help="layers x width of a random model (default the built-in one)")
     parser.add_argument("--clients", type=int, default=8, help="at once (default 8)")
-    parser.add_argument("--passages", type=int, default=12, help="of each prompt (default 12)")
-    parser.add_argument("--questions", type=int, default=24, help="different ones (default 24)")
+    add_options(parser, questions=24, passages=12)
     parser.add_argument("--seconds", type=float, default=6, help="of each round (default 6)")
     parser.add_argument("--rounds", type=int, default=3, help="that count (default 3)")
     parser.add_argument("--delay", type=float, default=50, help="of each request, in milliseconds (default 50)")
     parser.add_argument("--memory", default="", help="of a tier above the distant store (default none)")
-    parser.add_argument("--threads", type=int, default=1, help="that the model computes with (default 1)")
     parser.add_argument("--proxy", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.proxy:

@@ -12,25 +12,18 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import httpx
 import numpy as np
 
 from service.access.principal import Role
-from service.app.composition import compose_model
-from service.lab.questions.suites import Draw, multihop
-from service.settings import load_settings
-from service.truth.control import Control
 from tests.bench.models import random_model
-from tests.bench.serving import SEED, STAGES, Asked, Streamed, ask, ingest, questions, server
+from tests.bench.serving import STAGES, Asked, Json, Streamed, add_options, ask, ingest, questions, server
 
 BLEND = {"policy": "hybrid", "ratio": 0.15}
-Json = dict[str, Any]
 
 
 async def loop(client: httpx.AsyncClient, asked: Sequence[Asked], *, seed: int, stop: asyncio.Event) -> list[Streamed]:
@@ -115,20 +108,12 @@ async def round_of(
 
 
 async def measure(arguments: argparse.Namespace) -> list[Json]:
-    cases = multihop(seed=SEED, size=arguments.questions, drawn=Draw(3))
-    stops = compose_model(load_settings().model_copy(update={"model": "builtin"})).tokenizer.stop_ids
-    asked = questions(cases, passages=arguments.passages, biased={str(each): -100 for each in stops})
+    cases, asked = questions(arguments.questions, passages=arguments.passages)
     with TemporaryDirectory() as folder, server(arguments.threads, random_model(arguments.shape, Path(folder))) as ran:
-        with closing(Control(ran.data / "control.sqlite")) as control:
-            _, other = control.create_key("other", Role.WRITE)
+        other = ran.key_of("other", Role.WRITE)
         for key in (ran.key, other):
             ingest(ran.url, key, cases=cases)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        made = [
-            httpx.AsyncClient(base_url=ran.url, headers={"Authorization": f"Bearer {key}"}, timeout=600, limits=limits)
-            for key in (other, ran.key)
-        ]
-        async with made[0] as one, made[1] as many:
+        async with ran.client(other) as one, ran.client() as many:
             await for_a_while(one, asked, clients=4, seconds=2)
             await for_a_while(many, asked, clients=4, seconds=2)
             return [
@@ -143,10 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=64, help="of the many (default 64)")
     parser.add_argument("--chunks", type=int, default=20, help="of a new document (default 20)")
-    parser.add_argument("--questions", type=int, default=20, help="different ones (default 20)")
-    parser.add_argument("--passages", type=int, default=12, help="of each prompt (default 12)")
-    parser.add_argument("--threads", type=int, default=1, help="that the model computes with (default 1)")
-    parser.add_argument("--shape", default="", help="layers x width of a random model (default the built-in one)")
+    add_options(parser, questions=20, passages=12)
     print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=1))
 
 

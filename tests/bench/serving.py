@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,10 +31,12 @@ import httpx
 import numpy as np
 
 from retriever.documents import chunk_id
+from service.access.principal import Role
 from service.app.composition import compose_model
 from service.lab.questions.cases import Case
 from service.lab.questions.suites import Draw, multihop
 from service.settings import load_settings
+from service.truth.control import Control
 from tests.bench.models import random_model
 from tests.servers.free_port import free_port
 
@@ -70,8 +72,10 @@ class Streamed:
     finished: bool = False
 
 
-def questions(cases: Sequence[Case], *, passages: int, biased: dict[str, int]) -> list[Asked]:
-    """Each about its own passages, among others."""
+def questions(count: int, *, passages: int) -> tuple[list[Case], list[Asked]]:
+    """Cases of the made-up world, and what asks each about its own passages, among others. No answer ends early."""
+    cases = multihop(seed=SEED, size=count, drawn=Draw(3))
+    stops = compose_model(load_settings(model="builtin")).tokenizer.stop_ids
     pools = [[chunk_id(each.text) for each in case.passages] for case in cases]
     asked: list[Asked] = []
     for number, case in enumerate(cases):
@@ -82,13 +86,13 @@ def questions(cases: Sequence[Case], *, passages: int, biased: dict[str, int]) -
             "chunk_ids": list(dict.fromkeys(others))[:passages],
             "max_tokens": TOKENS,
             "temperature": 0,
-            "logit_bias": biased,
+            "logit_bias": {str(each): -100 for each in stops},
             "logprobs": True,
             "top_logprobs": 2,
             "stream": True,
         }
         asked.append(Asked(number, body))
-    return asked
+    return cases, asked
 
 
 async def ask(client: httpx.AsyncClient, asked: Asked, *, blend: Json) -> Streamed:
@@ -214,6 +218,17 @@ class Server:
     pid: int
     data: Path
 
+    def key_of(self, tenant: str, role: Role = Role.ADMIN) -> str:
+        """A new key."""
+        with closing(Control(self.data / "control.sqlite")) as control:
+            return control.create_key(tenant, role)[1]
+
+    def client(self, key: str = "") -> httpx.AsyncClient:
+        """As many connections as are asked for, by this key or the operator's."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        headers = {"Authorization": f"Bearer {key or self.key}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=600, limits=limits)
+
 
 @contextmanager
 def server(threads: int, model: str, *, memory: str = "2GB", store: str = "") -> Iterator[Server]:
@@ -270,15 +285,11 @@ def ingest(url: str, key: str, *, cases: Sequence[Case]) -> None:
 
 
 async def measure(arguments: argparse.Namespace) -> Json:
-    cases = multihop(seed=SEED, size=arguments.questions, drawn=Draw(3))
-    stops = compose_model(load_settings().model_copy(update={"model": "builtin"})).tokenizer.stop_ids
-    asked = questions(cases, passages=arguments.passages, biased={str(each): -100 for each in stops})
+    cases, asked = questions(arguments.questions, passages=arguments.passages)
     blended, full = {}, {"policy": "full"}
     with TemporaryDirectory() as folder, server(arguments.threads, random_model(arguments.shape, Path(folder))) as ran:
         ingest(ran.url, ran.key, cases=cases)
-        headers = {"Authorization": f"Bearer {ran.key}"}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(base_url=ran.url, headers=headers, timeout=600, limits=limits) as client:
+        async with ran.client() as client:
             run = Run(client, asked, pid=ran.pid)
             await run.lone(blended)
             await run.lone(blended)
@@ -314,14 +325,19 @@ def equal(curves: dict[str, list[Json]]) -> list[dict[str, float]]:
     ]
 
 
+def add_options(parser: argparse.ArgumentParser, *, questions: int, passages: int) -> None:
+    """What every bench of a service is told."""
+    parser.add_argument("--questions", type=int, default=questions, help=f"different ones (default {questions})")
+    parser.add_argument("--passages", type=int, default=passages, help=f"of each prompt (default {passages})")
+    parser.add_argument("--threads", type=int, default=1, help="that the model computes with (default 1)")
+    parser.add_argument("--shape", default="", help="layers x width of a random model (default the built-in one)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10, help="of each level (default 10)")
-    parser.add_argument("--questions", type=int, default=40, help="different ones (default 40)")
-    parser.add_argument("--passages", type=int, default=24, help="of each prompt (default 24)")
-    parser.add_argument("--threads", type=int, default=1, help="that the model computes with (default 1)")
     parser.add_argument("--levels", type=int, nargs="*", default=LEVELS, help="clients at once (default 1 8 32 128)")
-    parser.add_argument("--shape", default="", help="layers x width of a random model (default the built-in one)")
+    add_options(parser, questions=40, passages=24)
     print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=1))
 
 

@@ -12,19 +12,15 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from itertools import count
-from typing import Any
 
 import httpx
 import numpy as np
 
 from service.access.principal import Role
-from service.truth.control import Control
-from tests.bench.serving import server, until
+from tests.bench.serving import Json, server, until
 
 LONGEST_S = 70.0
-Json = dict[str, Any]
 
 
 def sentences(seed: int) -> Iterator[str]:
@@ -100,8 +96,7 @@ def timed(call: Callable[[], httpx.Response]) -> float:
 
 def measure(arguments: argparse.Namespace) -> Json:
     with server(arguments.threads, "builtin") as ran:
-        with closing(Control(ran.data / "control.sqlite")) as control:
-            _, key = control.create_key("other", Role.WRITE)
+        key = ran.key_of("other", Role.WRITE)
         same, other = (
             httpx.Client(base_url=ran.url, headers={"Authorization": f"Bearer {each}"}, timeout=600)
             for each in (ran.key, key)
