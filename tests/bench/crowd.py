@@ -2,11 +2,10 @@
 
 A service with the built-in model. The good tenant has 8 clients that ask about its documents, with half a second
 between two questions, and one that uploads a sentence and waits until it is ready; an operator asks for `/healthz` and
-`/metrics`. First
-they are alone, then beside the attack of another tenant for `--minutes`, and from ten seconds after its clients have
-left they are alone again; what it has uploaded is still computed then. `tenant`: 64 long constrained queries, 100
-search loops, uploads of 20 MB. `everything`: these, uploads of 64 MB, bodies of a million keys, documents that are
-uploaded and deleted, and readers that do not read. `limits`: what is turned away for its number, size or time
+`/metrics`. First they are alone, then beside the attack of another tenant for `--minutes`, and from ten seconds after
+its clients have left they are alone again; what it has uploaded is still computed then. `tenant`: 64 long constrained
+queries, 100 search loops, uploads of 20 MB. `everything`: these, uploads of 64 MB, bodies of a million keys, documents
+that are uploaded and deleted, and readers that do not read. `limits`: what is turned away for its number, size or time
 (tests/bench/attacks.py); each load of that file can be named alone, too. All clients share the machine's cores with the
 service.
 """

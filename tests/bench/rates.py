@@ -38,7 +38,6 @@ from tests.bench.engine_requests import Asked, StoredChunks, Way, ask, drawn, wa
 from tests.bench.models import random_model
 from tests.bench.picture import FOLDER, Line, Panel, draw
 from tests.bench.real.results import MeasuredPrompt, Results
-from tests.bench.real.yardstick import kls
 
 SEED = 57
 CHUNK, PREFIX, QUESTION, ANSWER = 256, 32, 32, 8  # tokens
@@ -225,7 +224,7 @@ def quality(folder: Path, options: argparse.Namespace) -> list[str]:
 
 def _row(name: str, row: str, measured: Sequence[MeasuredPrompt]) -> str:
     said = [each.rows[row] for each in measured]
-    yardsticks = sum(each.kl for each in said) / sum(kls(measured))
+    yardsticks = sum(each.kl for each in said) / sum(each.yardstick_kl for each in measured)
     saved = sum(each.none.nats - own.nats for each, own in zip(measured, said, strict=True))
     kept = saved / sum(each.none.nats - each.full.nats for each in measured)
     return f"| {name} | {statistics.median(each.work for each in said):.2f} | {yardsticks:.2f} | {kept:.3f} |"

@@ -14,13 +14,11 @@ from pathlib import Path
 from blend.adopt.load import LoadedModel, load
 from service.app.give_back_memory import keep_freed_memory
 from tests.bench.real.articles import TokenCounts, divided, read
-from tests.bench.real.cells import PLANS, Cell
-from tests.bench.real.material import Material
+from tests.bench.real.material import Material, variants
 from tests.bench.real.prompt_probe import PromptProbe
 from tests.bench.real.results import MeasuredPrompt, Results
-from tests.bench.real.rows import EVERY, Row
+from tests.bench.real.rows import EVERY, PLANS, Cell, Row
 from tests.bench.real.tables import table
-from tests.bench.real.yardstick import variants
 
 FOLDER = Path("build/real")
 PROMPTS = {"real": 200, "grid": 24}

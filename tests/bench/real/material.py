@@ -1,4 +1,4 @@
-"""What prompts are drawn from: a corpus' articles, cut into chunks of about so many tokens."""
+"""Prompts, drawn of a corpus' articles that are cut into chunks of about so many tokens, and their variants."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -7,12 +7,16 @@ from service.lab.questions.cases import Case
 from service.lab.questions.contexts import in_contexts
 from service.lab.questions.drawn_cases import IN_ORDER, CutDocument, DrawnCases
 from service.lab.questions.drawn_cases import Shape as CaseShape
+from service.lab.questions.variants import Variants
 from service.model.prompt_builder import PromptPassage
 from tests.bench.real.articles import Article, Prose, TokenCounts
+from tests.bench.real.results import REORDERED
 
 MOST_OWN = 12  # chunks of the article that is asked of
 LEAST = 4  # passages
 OF_GAP = 3  # tokens between two passages, about
+REPLACED, LEFT_OUT = "one replaced", "one left out"
+BESIDE_EVERY = 4  # prompts: what stands beside the yardstick, and is no part of it, is measured of some
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +67,16 @@ class Material:
 
     def _cut(self, article: Article, tokens: int) -> CutDocument:
         return CutDocument(article.title, tuple(self._counts.chunks(article, tokens=tokens)))
+
+
+def variants(case: Case, number: int, *, draws: int, swap: PromptPassage) -> dict[str, Case]:
+    """Prompts that should get the same answer, by name: what full prefill itself differs by is the yardstick.
+
+    More than one draw asks for those that stand beside it, too.
+    """
+    drawn = Variants(draws, swap)
+    found = {f"{REORDERED} {draw}": each for draw, each in enumerate(drawn.reordered(case), 1)}
+    if draws > 1 and number % BESIDE_EVERY == 0:
+        beside = {REPLACED: drawn.replaced(case), LEFT_OUT: drawn.left_out(case)}
+        found |= {name: each for name, each in beside.items() if each}
+    return found

@@ -4,8 +4,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
+
+REORDERED = "foreign passages reordered"  # how the yardstick's prompts are named, with a number behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,11 @@ class MeasuredPrompt:
     none: Judged
     yardstick: dict[str, Judged]
     rows: dict[str, Judged]
+
+    @property
+    def yardstick_kl(self) -> float:
+        """How far full prefill itself goes where passages that do not matter change places."""
+        return fmean(said.kl for name, said in self.yardstick.items() if name.startswith(REORDERED))
 
     def joined(self, later: "MeasuredPrompt") -> "MeasuredPrompt":
         """The same prompt with what was measured of it later."""

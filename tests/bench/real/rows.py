@@ -1,10 +1,16 @@
-"""The rows of the tables: how chunks are captured, what of them is recomputed, and how they are packed."""
+"""The rows of the tables: how chunks are captured, what of them is recomputed, and how they are packed.
 
-from dataclasses import dataclass, replace
+And their cells: what prompts are asked in which ways. The grid changes one thing at a time.
+"""
+
+from dataclasses import dataclass, field, replace
 
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import AskRule
+from service.lab.questions.drawn_cases import SCATTERED, SHUFFLED
 from store.codec.spec import LOSSLESS
+from tests.bench.real.articles import PAGES, TEXTS
+from tests.bench.real.material import Shape
 
 ISOLATED, IN_CONTEXT = "isolated", "context"  # behind the prefix alone, or behind filler and the words before as well
 CODECS = (LOSSLESS, "q4")
@@ -74,3 +80,40 @@ FEW = (
     *rows_of(IN_CONTEXT, "q4", NEW_ASK),
 )  # where there are many cells: what was, and what is
 OF_FACTS = (reuse(ISOLATED), *rows_of(IN_CONTEXT, LOSSLESS, NEW_ASK), reuse(IN_CONTEXT, "q4"))
+FACTS = ("records", "parted records", "needle", "needles", "values", "chain")  # suites with one right answer
+FORMS = ("blanks", "copies", "examples")  # suites with a text as their answer, beside the continuation
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Prompts of one suite, and the rows that are measured of them. `draws`: of the yardstick."""
+
+    name: str
+    suite: str
+    rows: tuple[Row, ...]
+    shape: Shape = field(default_factory=Shape)
+    draws: int = 3
+
+
+BASE = Shape()
+LINE = (
+    Cell("continuation", "continuation", MAIN),
+    *(Cell(name, name, OF_FACTS, Shape(tokens=800), draws=1) for name in FACTS),
+)
+_SHAPES = {
+    "base": BASE,
+    "2000 tokens": replace(BASE, tokens=2000),
+    "4000 tokens": replace(BASE, tokens=4000),
+    "chunks of 64": replace(BASE, chunk=64),
+    "chunks of 128": replace(BASE, chunk=128),
+    "chunks of 256": replace(BASE, chunk=256),
+    "own apart": replace(BASE, order=SCATTERED),
+    "own out of order": replace(BASE, order=SHUFFLED),
+    "texts alone": replace(BASE, corpus=TEXTS),
+    "pages alone": replace(BASE, corpus=PAGES),
+}
+GRID = (
+    *(Cell(name, "continuation", FEW, shape) for name, shape in _SHAPES.items()),
+    *(Cell(name, name, FEW) for name in FORMS),
+)
+PLANS = {"real": LINE, "grid": GRID}

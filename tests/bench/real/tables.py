@@ -1,17 +1,16 @@
 """Tables of what was measured, in Markdown: means with their 95 % intervals by bootstrap over prompts, all paired."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.lab.eval.exact_match import ratio_interval
 from store.codec.spec import LOSSLESS
-from tests.bench.real.results import Judged, MeasuredPrompt
+from tests.bench.real.results import REORDERED, Judged, MeasuredPrompt
 from tests.bench.real.rows import IN_CONTEXT, Row
-from tests.bench.real.yardstick import REORDERED, kls
 
-RESAMPLES, TAIL = 2000, 2.5
 MARKS = {
     0.0: 1.5,
     0.05: 1.25,
@@ -37,21 +36,15 @@ class Figure:
         return f"{self.mean:.{digits}f} [{self.low:.{digits}f} {self.high:.{digits}f}]"
 
 
-def figure(statistic: Callable[[NDArray[np.intp]], Numbers], count: int) -> Figure:
-    """A statistic of so many prompts. It takes prompts' numbers (resamples, count), each row one sample."""
-    draws = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
-    low, high = np.percentile(statistic(draws), [TAIL, 100 - TAIL])
-    return Figure(float(statistic(np.arange(count)[None])[0]), float(low), float(high))
-
-
 def mean_of(values: Numbers) -> Figure:
     """The mean."""
-    return figure(lambda some: values[some].mean(1), len(values))
+    return ratio_of(values, np.ones_like(values))
 
 
 def ratio_of(values: Numbers, whole: Numbers) -> Figure:
     """The sum of the one in parts of the other's."""
-    return figure(lambda some: values[some].sum(1) / whole[some].sum(1), len(values))
+    found = ratio_interval(values, whole)
+    return Figure(float(values.sum() / whole.sum()), found.low, found.high)
 
 
 def table(cell: str, measured: Sequence[MeasuredPrompt]) -> str:
@@ -85,13 +78,13 @@ def _yardsticks(measured: Sequence[MeasuredPrompt]) -> Iterator[str]:
     names = dict.fromkeys(name for each in measured for name in each.yardstick if not name.startswith(REORDERED))
     draws = [name for name in measured[0].yardstick if name.startswith(REORDERED)]
     top1 = np.array([np.mean([each.yardstick[name].top1 for name in draws]) for each in measured], np.float64)
-    yardstick = np.array(kls(measured))
+    yardstick = _of_yardstick(measured)
     cells = [mean_of(yardstick).text(4), "1", mean_of(top1).text(3)]
     yield _line([f"full prefill, {REORDERED}", str(len(measured)), *cells])
     for name in names:
         some = [each for each in measured if name in each.yardstick]
         values, tops = (np.array([getattr(each.yardstick[name], field) for each in some]) for field in ("kl", "top1"))
-        ratio = ratio_of(values, np.array(kls(some)))
+        ratio = ratio_of(values, _of_yardstick(some))
         cells = [mean_of(values).text(4), ratio.text(2), mean_of(tops).text(3)]
         yield _line([f"full prefill, {name}", str(len(some)), *cells])
 
@@ -103,7 +96,7 @@ def _rows(measured: Sequence[MeasuredPrompt]) -> Iterator[str]:
 
 
 def _row(row: Row, judged: Sequence[Judged], *, measured: Sequence[MeasuredPrompt]) -> list[str]:
-    divergence, yardstick = np.array([each.kl for each in judged]), np.array(kls(measured))
+    divergence, yardstick = np.array([each.kl for each in judged]), _of_yardstick(measured)
     full, none, own = (np.array([of.nats for of in some]) for some in (*_both(measured), judged))
     ratio, kept = ratio_of(divergence, yardstick), _kept(none - own, none - full)
     right, marks = "", [_mark("divergence", ratio, MARKS[row.ratio])] if _is_marked(row) else []
@@ -129,6 +122,10 @@ def _row(row: Row, judged: Sequence[Judged], *, measured: Sequence[MeasuredPromp
         right,
         ", ".join(marks),
     ]
+
+
+def _of_yardstick(measured: Sequence[MeasuredPrompt]) -> Numbers:
+    return np.array([each.yardstick_kl for each in measured], np.float64)
 
 
 def _rights(judged: Sequence[Judged]) -> Numbers:

@@ -19,13 +19,11 @@ from service.lab.questions.drawn_cases import SUITES
 from tests.bench.models import random_model
 from tests.bench.real import __main__ as command
 from tests.bench.real.articles import Prose, TokenCounts, divided, read
-from tests.bench.real.cells import GRID, LINE
-from tests.bench.real.material import Material, Shape
+from tests.bench.real.material import Material, Shape, variants
 from tests.bench.real.prompt_probe import PromptProbe
 from tests.bench.real.results import Judged, MeasuredPrompt, Results
-from tests.bench.real.rows import IN_CONTEXT, NEW_ASK, Row
+from tests.bench.real.rows import GRID, IN_CONTEXT, LINE, NEW_ASK, Row
 from tests.bench.real.tables import mean_of, ratio_of, table
-from tests.bench.real.yardstick import variants
 
 ARTICLES, WORDS = 24, 700
 SHAPE = Shape(tokens=480, chunk=72)
