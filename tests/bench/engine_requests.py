@@ -28,9 +28,7 @@ Ids = tuple[int, ...]
 
 @dataclass(slots=True)
 class Asked:
-    """A request under way. `computed`: tokens that came neither from records nor from a prompt before. `work`: seconds
-    of the processors until the first token and until the end, its own where nothing else was asked meanwhile.
-    """
+    """A request under way. `computed`: tokens that came neither from records nor from a prompt before."""
 
     tokens: int
     asked_s: float = field(default_factory=time.perf_counter)
@@ -39,19 +37,15 @@ class Asked:
     answer: list[int] = field(default_factory=list[int])
     over: threading.Event = field(default_factory=threading.Event)
     ended_s: float = 0.0
-    asked_work: float = field(default_factory=time.process_time)
-    work: tuple[float, float] = (0.0, 0.0)
 
     def hear(self, event: Event) -> None:
         if isinstance(event, Ready):
             self.first_s = time.perf_counter() - self.asked_s
-            self.work = time.process_time() - self.asked_work, 0.0
             self.computed = event.report.fresh + event.report.recomputed
         elif isinstance(event, Token):
             self.answer.append(event.id)
         elif isinstance(event, Done):
             self.ended_s = time.perf_counter()
-            self.work = self.work[0], time.process_time() - self.asked_work
             self.over.set()
         elif isinstance(event, Failed):
             raise event.error

@@ -7,16 +7,11 @@ in q4 in LMDB and computes a part of them anew. An engine in this process, a mod
 `--requests` at each of `--rates`, told as parts of what full prefill alone can do; a line ends where its p95 passes
 `GIVEN_UP` times full prefill's alone. The second table has the rate at which a line reaches the p95 of full's lowest
 rate, between its points. `--arrivals FILE` takes the gaps of Mooncake's trace or BurstGPT's table, scaled to each rate.
-With `--simulate` prompts are computed one after another, and `ARRIVALS` of them wait for each other by the processors'
-seconds that each took, first come first served: for a machine whose cores others use, too.
-`--real FOLDER` (`model` and `prose`, as `make real` fetches them) adds time and quality of SmolLM2-135M.
 """
 
 import argparse
-import itertools
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -37,18 +32,11 @@ from tests.bench.block_traces import arrivals
 from tests.bench.engine_requests import Asked, StoredChunks, Way, ask, drawn, ways
 from tests.bench.models import random_model
 from tests.bench.picture import FOLDER, Line, Panel, draw
-from tests.bench.real.results import MeasuredPrompt, Results
 
 SEED = 57
 CHUNK, PREFIX, QUESTION, ANSWER = 256, 32, 32, 8  # tokens
 HOT = 0.2  # of the chunks have three fifths of the uses
-GIVEN_UP, ARRIVALS = 8.0, 4000
-MEASURED, CELL = Path("build/real"), "continuation"  # where the real bench goes on with what it had
-QUALITY = {  # of the real model
-    "prefix": "isolated:prefix:0:lossless",
-    "reuse": "context:reuse:0:q4",
-    "ask 15 %": "context:ask:0.15:q4",
-}
+GIVEN_UP = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +66,6 @@ class Point:
         return float(np.percentile(self.first_s, 95))
 
 
-Lines = tuple[float, dict[str, list[Point]]]  # full prefill's seconds alone, and the points of each line
-
-
 def gaps(options: argparse.Namespace, chance: random.Random) -> list[float]:
     if options.arrivals is None:
         return [chance.expovariate(1) for _ in range(options.requests)]
@@ -102,42 +87,7 @@ def at_rate(engine: LocalEngine, chunks: StoredChunks, way: Way, *, load: Load, 
     return Point(rate, [each.first_s for each in asked], share, len(asked) / took)
 
 
-def one_by_one(engine: LocalEngine, chunks: StoredChunks, way: Way, *, load: Load) -> list[Asked]:
-    """All prompts in their order, none beside another."""
-    asked = list[Asked]()
-    for numbers, question in zip(load.prompts, load.questions, strict=True):
-        asked.append(ask(engine, way.made(chunks, numbers, question), order=way.order, most=ANSWER))
-        asked[-1].over.wait()
-    return asked
-
-
-def simulated(asked: Sequence[Asked], *, rate: float) -> Point:
-    """A queue of one server: the prompts come again and again in their order, by chance in time."""
-    chance, now, free, first = random.Random(SEED), 0.0, 0.0, list[float]()
-    for each in itertools.islice(itertools.cycle(asked), ARRIVALS):
-        now += chance.expovariate(rate)
-        begins = max(now, free)
-        first.append(begins + each.work[0] - now)
-        free = begins + each.work[1]
-    share = statistics.mean(each.computed / each.tokens for each in asked)
-    return Point(rate, first, share, ARRIVALS / free)
-
-
-def by_work(engine: LocalEngine, chunks: StoredChunks, load: Load, *, options: argparse.Namespace) -> Lines:
-    """All lines, of which each is computed once."""
-    asked = {name: one_by_one(engine, chunks, way, load=load) for name, way in ways(options.ratio).items()}
-    alone_s = statistics.median(each.work[0] for each in asked["full"])
-    found: dict[str, list[Point]] = {}
-    for name, each in asked.items():
-        points = [simulated(each, rate=part / alone_s) for part in options.rates]
-        ends = next((at for at, point in enumerate(points) if point.p95 > GIVEN_UP * alone_s), len(points))
-        found[name] = points[: ends + 1]
-        took = [statistics.median(one.work[at] for one in each) for at in (0, 1)]
-        print(f"{name}: {took[0]:.2f} s of a processor to the first token, {took[1]:.2f} in all", file=sys.stderr)
-    return alone_s, found
-
-
-def measure(folder: Path, options: argparse.Namespace) -> Lines:
+def measure(folder: Path, options: argparse.Namespace) -> tuple[float, dict[str, list[Point]]]:
     """Full prefill's seconds alone, and all lines, of which each rate's are measured one after another."""
     settings = load_settings(model=random_model(options.shape, folder / "model"), dtype="float32", device="cpu")
     model, chance = compose_model(settings), random.Random(SEED)
@@ -155,9 +105,6 @@ def measure(folder: Path, options: argparse.Namespace) -> Lines:
         questions = [drawn(QUESTION, chance, vocabulary=words) for _ in prompts]
         apart = gaps(options, chance)
         found: dict[str, list[Point]] = {name: [] for name in ways(options.ratio)}
-        if options.simulate:
-            own = Load(prompts[: options.requests], questions[: options.requests], [])
-            return by_work(engine, chunks, own, options=options)
         lone = Load(prompts[:3], questions[:3], [0.0] * 3)
         for way in ways(options.ratio).values():
             at_rate(engine, chunks, way, load=lone, rate=1.0)  # warms
@@ -206,30 +153,6 @@ def table(alone_s: float, found: dict[str, list[Point]]) -> list[str]:
     return lines
 
 
-def quality(folder: Path, options: argparse.Namespace) -> list[str]:
-    """The real model's table: prompts that go on, their passages reused in each way."""
-    command = [sys.executable, "-m", "tests.bench.real", "--seed", str(SEED), "--cells", CELL]
-    command += ["--rows", ",".join(QUALITY.values()), "--prompts", str(options.real_prompts)]
-    command += ["--model", str(folder / "model"), "--prose", str(folder / "prose"), "--folder", str(MEASURED)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    measured = Results(MEASURED / f"real-{SEED}.jsonl").of(CELL)[: options.real_prompts]
-    lines = [
-        f"| SmolLM2-135M, {len(measured)} prompts | processors' time, of full's | yardsticks | kept |",
-        "|---" * 4 + "|",
-    ]
-    first = statistics.median(each.first_s for each in measured)
-    lines.append(f"| full, {first:.2f} s | 1 | 0 | 1 |")
-    return lines + [_row(name, row, measured) for name, row in QUALITY.items()]
-
-
-def _row(name: str, row: str, measured: Sequence[MeasuredPrompt]) -> str:
-    said = [each.rows[row] for each in measured]
-    yardsticks = sum(each.kl for each in said) / sum(each.yardstick_kl for each in measured)
-    saved = sum(each.none.nats - own.nats for each, own in zip(measured, said, strict=True))
-    kept = saved / sum(each.none.nats - each.full.nats for each in measured)
-    return f"| {name} | {statistics.median(each.work for each in said):.2f} | {yardsticks:.2f} | {kept:.3f} |"
-
-
 def picture(alone_s: float, found: dict[str, list[Point]], path: Path) -> None:
     lines = [
         Line(name, [(each.rate * alone_s, each.p50 / alone_s) for each in points]) for name, points in found.items()
@@ -252,10 +175,7 @@ def main() -> None:
     parser.add_argument(
         "--rates", type=lambda text: [float(each) for each in text.split(",")], default="0.4,0.8,1.2,2,3"
     )
-    parser.add_argument("--simulate", action="store_true", help="waits from the processors' seconds of each prompt")
     parser.add_argument("--arrivals", type=Path, help="a trace in Mooncake's or BurstGPT's form")
-    parser.add_argument("--real", type=Path, help="a folder with `model` and `prose`")
-    parser.add_argument("--real-prompts", type=int, default=8)
     parser.add_argument("--picture", type=Path, default=FOLDER / "rates.svg")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
@@ -263,10 +183,6 @@ def main() -> None:
     print(f"full prefill alone {alone_s:.2f} s for {PREFIX + options.used * CHUNK + QUESTION} tokens\n")
     print("\n".join(table(alone_s, found)))
     picture(alone_s, found, options.picture)
-    if options.real:
-        print("\n" + "\n".join(quality(options.real, options)))
-    else:
-        print("\nquality is left out: --real FOLDER names a real model")
 
 
 if __name__ == "__main__":
