@@ -4,8 +4,7 @@ The trace has the shape that Cache-Craft reports: 5 of 100 chunks have 60 of 100
 its five chunks in order of their score, and a question. `full` computes all. `prefix` keeps the beginnings of prompts,
 chunk by chunk, those used last. `ours` keeps records by the product's own rule, and computes what is missing, the
 question, and `--ratio` of what is cached. Budgets are parts of what all chunks take as a prefix cache keeps them; a
-record takes `--packed` of that. Beside it each chunk has a share of its own that is computed, of that mean; the rule
-is told what a miss computes (its tokens, as in the product), or what a hit spares. No model, no time.
+record takes `--packed` of that. No model, no time.
 """
 
 import argparse
@@ -23,7 +22,6 @@ CHUNKS, USED = 2000, 5
 HOT, USES = 0.05, 0.6
 SYSTEM, QUESTION = 60, 40  # tokens
 BUDGETS = (0.05, 0.25, 1.0)
-SPREAD = 4  # of a beta distribution: at a mean of .15 a tenth of all chunks has more than .38
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +71,14 @@ def by_prefix(trace: Trace, budget: int) -> int:
     return computed
 
 
-def by_records(trace: Trace, budget: int, *, shares: Sequence[float], packed: float, spared: bool = False) -> int:
-    """`spared`: a record's worth is what a hit of it spares, else its tokens."""
+def by_records(trace: Trace, budget: int, *, ratio: float, packed: float) -> int:
     cache, computed = Ours(budget), float(SYSTEM)
     for prompt in trace.prompts:
         computed += QUESTION
         for each in prompt:
             size = trace.tokens[each]
-            again = shares[each] * size
-            block = Block(each, max(1, round(packed * size)), round(size - again) if spared else size)
-            computed += again if block.bytes <= budget and cache.access(block) else size
+            block = Block(each, max(1, round(packed * size)), size)
+            computed += ratio * size if block.bytes <= budget and cache.access(block) else size
     return round(computed)
 
 
@@ -90,10 +86,7 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, object]]:
     for seed, share in itertools.product(range(options.seeds), BUDGETS):
         trace = drawn(seed, options.prompts)
         budget = round(share * sum(trace.tokens))
-        ours = partial(by_records, trace, budget, shares=[options.ratio] * CHUNKS)
-        chance = random.Random(seed)
-        uneven = [chance.betavariate(SPREAD * options.ratio, SPREAD * (1 - options.ratio)) for _ in range(CHUNKS)]
-        apart = partial(by_records, trace, budget, shares=uneven, packed=options.packed)
+        ours = partial(by_records, trace, budget, ratio=options.ratio)
         prefix, packed, plain = by_prefix(trace, budget), ours(packed=options.packed), ours(packed=1.0)
         yield {
             "seed": seed,
@@ -104,10 +97,6 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, object]]:
                 "ours, not packed": round(plain / trace.total, 3),
             },
             "ours of prefix": round(packed / prefix, 3),
-            "uneven shares": {
-                "worth by tokens": round(apart() / trace.total, 4),
-                "worth by what is spared": round(apart(spared=True) / trace.total, 4),
-            },
         }
 
 
