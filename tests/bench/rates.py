@@ -7,11 +7,13 @@ in q4 in LMDB and computes a part of them anew. An engine in this process, a mod
 `--requests` at each of `--rates`, told as parts of what full prefill alone can do; a line ends where its p95 passes
 `GIVEN_UP` times full prefill's alone. The second table has the rate at which a line reaches the p95 of full's lowest
 rate, between its points. `--arrivals FILE` takes the gaps of Mooncake's trace or BurstGPT's table, scaled to each rate.
+`--real FOLDER` (`model` and `prose`, as `make real` fetches them) adds time and quality of SmolLM2-135M.
 """
 
 import argparse
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -32,11 +34,18 @@ from tests.bench.block_traces import arrivals
 from tests.bench.engine_requests import Asked, StoredChunks, Way, ask, drawn, ways
 from tests.bench.models import random_model
 from tests.bench.picture import FOLDER, Line, Panel, draw
+from tests.bench.real.results import MeasuredPrompt, Results
 
 SEED = 57
 CHUNK, PREFIX, QUESTION, ANSWER = 256, 32, 32, 8  # tokens
 HOT = 0.2  # of the chunks have three fifths of the uses
 GIVEN_UP = 8.0
+MEASURED, CELL = Path("build/real"), "continuation"  # where the real bench goes on with what it had
+QUALITY = {  # of the real model
+    "prefix": "isolated:prefix:0:lossless",
+    "reuse": "context:reuse:0:q4",
+    "ask 15 %": "context:ask:0.15:q4",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +162,30 @@ def table(alone_s: float, found: dict[str, list[Point]]) -> list[str]:
     return lines
 
 
+def quality(folder: Path, options: argparse.Namespace) -> list[str]:
+    """The real model's table: prompts that go on, their passages reused in each way."""
+    command = [sys.executable, "-m", "tests.bench.real", "--seed", str(SEED), "--cells", CELL]
+    command += ["--rows", ",".join(QUALITY.values()), "--prompts", str(options.real_prompts)]
+    command += ["--model", str(folder / "model"), "--prose", str(folder / "prose"), "--folder", str(MEASURED)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    measured = Results(MEASURED / f"real-{SEED}.jsonl").of(CELL)[: options.real_prompts]
+    lines = [
+        f"| SmolLM2-135M, {len(measured)} prompts | processors' time, of full's | yardsticks | kept |",
+        "|---" * 4 + "|",
+    ]
+    first = statistics.median(each.first_s for each in measured)
+    lines.append(f"| full, {first:.2f} s | 1 | 0 | 1 |")
+    return lines + [_row(name, row, measured) for name, row in QUALITY.items()]
+
+
+def _row(name: str, row: str, measured: Sequence[MeasuredPrompt]) -> str:
+    said = [each.rows[row] for each in measured]
+    yardsticks = sum(each.kl for each in said) / sum(kls(measured))
+    saved = sum(each.none.nats - own.nats for each, own in zip(measured, said, strict=True))
+    kept = saved / sum(each.none.nats - each.full.nats for each in measured)
+    return f"| {name} | {statistics.median(each.work for each in said):.2f} | {yardsticks:.2f} | {kept:.3f} |"
+
+
 def picture(alone_s: float, found: dict[str, list[Point]], path: Path) -> None:
     lines = [
         Line(name, [(each.rate * alone_s, each.p50 / alone_s) for each in points]) for name, points in found.items()
@@ -176,6 +209,8 @@ def main() -> None:
         "--rates", type=lambda text: [float(each) for each in text.split(",")], default="0.4,0.8,1.2,2,3"
     )
     parser.add_argument("--arrivals", type=Path, help="a trace in Mooncake's or BurstGPT's form")
+    parser.add_argument("--real", type=Path, help="a folder with `model` and `prose`")
+    parser.add_argument("--real-prompts", type=int, default=8)
     parser.add_argument("--picture", type=Path, default=FOLDER / "rates.svg")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
@@ -183,6 +218,10 @@ def main() -> None:
     print(f"full prefill alone {alone_s:.2f} s for {PREFIX + options.used * CHUNK + QUESTION} tokens\n")
     print("\n".join(table(alone_s, found)))
     picture(alone_s, found, options.picture)
+    if options.real:
+        print("\n" + "\n".join(quality(options.real, options)))
+    else:
+        print("\nquality is left out: --real FOLDER names a real model")
 
 
 if __name__ == "__main__":
