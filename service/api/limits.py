@@ -66,7 +66,7 @@ class RequestLimits:
             place = await self._take_place(core.places, scope)
         except ServiceError as error:
             if isinstance(error, NoPlace):
-                core.refusals.add(error.kind)
+                core.metrics.refused(error.kind)
                 await self._delay_if_early(scope)
             await self._refuse(error, scope, receive=receive, send=send)
             return
@@ -112,7 +112,7 @@ class RequestLimits:
         body = _LimitedBody(limit, self._pace, receive=receive, send=send)
         await self._app(scope, body.receive, body.send)
         if isinstance(body.error, TooSlow):
-            core_of(scope["app"]).refusals.add("slow_body")
+            core_of(scope["app"]).metrics.refused("slow_body")
         if body.error and not body.is_started:
             await self._refuse(body.error, scope, receive=receive, send=send)
 

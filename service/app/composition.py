@@ -37,7 +37,7 @@ from service.model.prompt_builder import GROUNDED, PromptBuilder
 from service.model.served_model import ServedModel
 from service.model.speeds import ModelSpeeds
 from service.settings import AUTO, BUILTIN, ENCODER, NONE, Settings, SettingsError
-from service.telemetry.traces import Tracer, silent
+from service.telemetry.traces import Tracer
 from service.truth.control import Control
 from service.truth.databases import TENANTS
 from service.truth.truth import Truth
@@ -263,7 +263,7 @@ def _reranker(settings: Settings) -> Reranker | None:
 
 def _tracer(settings: Settings) -> Tracer:
     if not settings.traces:
-        return silent()
+        return Tracer()
     try:
         from service.telemetry.export import exporting_tracer
     except ImportError:

@@ -26,7 +26,6 @@ from service.model.served_model import ServedModel
 from service.settings import Settings, SettingsError
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
-from service.telemetry.refusals import Refusals
 from service.telemetry.traces import Tracer
 from service.truth.control import Control
 from service.truth.databases import ADMIN_KEY
@@ -69,7 +68,6 @@ class Core:
         """Opens what is quick to open, and calls `load`, which takes long, in a thread."""
         self.settings = settings
         self.metrics = Metrics()
-        self.refusals = Refusals(self.metrics)
         self.places = Places(settings.max_requests, has_keys=settings.auth)
         self.link = OneTimeLink()
         self.kept_answers = KeptAnswers()

@@ -79,7 +79,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
     with ExitStack() as stack:
         core = compose_core(settings)
         stack.callback(core.close)
-        server = server_over(observed(core), tell=core.refusals.add, stop_s=settings.stop_s)
+        server = server_over(observed(core), tell=core.metrics.refused, stop_s=settings.stop_s)
         core.is_stopping = lambda: server.should_exit
         open_more_files()
         sys.setswitchinterval(SWITCH_S)

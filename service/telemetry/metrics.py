@@ -1,8 +1,9 @@
-"""The service's metrics, and their text for Prometheus. Knows no HTTP; reads the clock only for what it caches.
+"""The service's metrics, and their text for Prometheus. Knows no HTTP.
 
 Every label is one of a bounded set: `labels.py` folds what comes in.
 """
 
+import logging
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from blend.fuse.policy import policy_name
 from service.errors import ServiceError
 from service.reports import Report, Usage
 from service.telemetry import labels
+from service.telemetry.logs import fields
 from store.blob_store import StorageUsage as Tier
 from store.errors import StoreError
 
@@ -26,10 +28,13 @@ PREFIX = "kvweave_"
 TENANTS, ENDPOINTS, ERRORS, POLICIES, TIERS = 100, 100, 100, 8, 8  # the most values that have a label of their own
 COMPUTED = "computed"  # the source of a chunk that no tier had
 STORE_KEPT_S = 10.0  # a scrape does not walk the store more often
+TOLD_EVERY_S = 60.0  # of refusals at one limit
 
 # From 5 ms to 30 s no bucket is wider than half its upper end, so a quantile is off by no more than that.
 FIRST_TOKEN_S = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.4, 0.6, 1, 1.5, 2.5, 4, 6, 10, 15, 22, 30)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -65,6 +70,7 @@ class Metrics:
         self._method, self._stage = labels.one_of(labels.METHODS), labels.one_of(labels.STAGES)
         self._finish, self._state = labels.one_of(labels.FINISHES), labels.one_of(labels.UPLOAD_STATES)
         self._totals: dict[str, TenantTotals] = {}
+        self._told: dict[str, float] = {}
         self._lock = Lock()
         self._refusal = labels.one_of(labels.REFUSALS)
         self._make_http()
@@ -116,8 +122,14 @@ class Metrics:
         self._request_s.labels(verb, place).observe(seconds)
 
     def refused(self, limit: str) -> None:
-        """A limit turned a request or a connection away."""
+        """A limit turned a request or a connection away. The log tells of the first, and then at most once a minute."""
         self._refused.labels(self._refusal(limit)).inc()
+        now = self._clock()
+        with self._lock:
+            if now - self._told.get(limit, -TOLD_EVERY_S) < TOLD_EVERY_S:
+                return
+            self._told[limit] = now
+        _log.warning("turned away, at a limit", extra=fields(limit=limit))
 
     def answered(self, tenant: str, *, usage: Usage, report: Report, reason: str) -> None:
         """An answer ended. `reason`: how."""
@@ -248,11 +260,12 @@ class _StoreCollector(Collector):
         self._fresh_until = clock()
         self._lock = Lock()
 
-    def describe(self) -> list[Metric]:
-        return list(_families())
-
     def collect(self) -> list[Metric]:
-        blobs, nbytes, budget = families = _families()
+        blobs, nbytes, budget = families = (
+            GaugeMetricFamily(f"{PREFIX}store_blobs", "Blobs in a tier", labels=["tier"]),
+            GaugeMetricFamily(f"{PREFIX}store_bytes", "Bytes that a tier takes", labels=["tier"]),
+            GaugeMetricFamily(f"{PREFIX}store_budget_bytes", "Bytes that a tier may take", labels=["tier"]),
+        )
         for row in self._current():
             name = [self._tier(row.tier)]
             blobs.add_metric(name, row.blobs)
@@ -270,11 +283,3 @@ class _StoreCollector(Collector):
                     self._rows = ()
                 self._fresh_until = self._clock() + STORE_KEPT_S
             return self._rows
-
-
-def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
-    return (
-        GaugeMetricFamily(f"{PREFIX}store_blobs", "Blobs in a tier", labels=["tier"]),
-        GaugeMetricFamily(f"{PREFIX}store_bytes", "Bytes that a tier takes", labels=["tier"]),
-        GaugeMetricFamily(f"{PREFIX}store_budget_bytes", "Bytes that a tier may take", labels=["tier"]),
-    )

@@ -103,8 +103,3 @@ class Tracer:
         """Send what has ended, and wait no longer than this."""
         if self._close is not None:
             self._close(timeout_s)
-
-
-def silent() -> Tracer:
-    """A tracer that sends nothing."""
-    return Tracer()

@@ -190,7 +190,7 @@ def in_process(
     core.wait()
     assert not core.failed.is_set(), core.not_ready()
     reach(core)
-    server = server_over(observed(core), tell=core.refusals.add, stop_s=settings.stop_s)
+    server = server_over(observed(core), tell=core.metrics.refused, stop_s=settings.stop_s)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `kvweave serve` has it
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

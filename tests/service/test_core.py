@@ -24,7 +24,7 @@ from service.documents.tenants import Tenants
 from service.errors import ServiceError
 from service.settings import SettingsError
 from service.telemetry.logs import FIELDS
-from service.telemetry.traces import silent
+from service.telemetry.traces import Tracer
 from service.truth.control import Control
 from service.truth.databases import hold
 from service.truth.truth import Truth
@@ -249,7 +249,7 @@ def test_it_is_not_ready_while_the_model_loads_nor_when_the_store_does_not_answe
         go.wait()
         return composition.compose_tenants(settings, store, control=control, truth=truth)
 
-    core = Core(settings, truth=lambda: compose_truth(settings), store=lambda: store, load=load, tracer=silent())
+    core = Core(settings, truth=lambda: compose_truth(settings), store=lambda: store, load=load, tracer=Tracer())
     try:
         assert "loading" in (core.not_ready() or "")
         with pytest.raises(ServiceError, match="loading"):

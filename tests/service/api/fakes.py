@@ -28,7 +28,6 @@ from service.documents.drafts import decode_draft
 from service.documents.tenants import Tenant
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
-from service.telemetry.refusals import Refusals
 from service.truth.control import BlendingSwitch
 from service.vllm.handoffs import Handoffs
 from store.key import Scope
@@ -196,7 +195,6 @@ class FakeCore:
         self.model = SimpleNamespace(order=BlendOrder(settings.policy, settings.ratio), window=1000)
         self.lease: Callable[[], int | None] = lambda: 0
         self.metrics = Metrics()
-        self.refusals = Refusals(self.metrics)
         self.rates = Rates()
         self.places = Places(settings.max_requests, has_keys=settings.auth)
         self.link = OneTimeLink()

@@ -102,7 +102,7 @@ def serving(folder: Path, *, patience: Patience | None = None, pace: Pace | None
     core = FakeCore(folder, Settings(store="ram://", data=folder, max_requests=PLACES))
     core.control.keys = dict(KEYS)
     app = create_app(lambda: as_core(core), pace=pace or Pace())
-    server = server_over(app, tell=core.refusals.add, stop_s=core.settings.stop_s, patience=patience or Patience())
+    server = server_over(app, tell=core.metrics.refused, stop_s=core.settings.stop_s, patience=patience or Patience())
     with socket.create_server(("127.0.0.1", 0), backlog=1000) as listening, ExitStack() as clients:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         port = listening.getsockname()[1]

@@ -1,5 +1,6 @@
 """What is counted, that it adds up, and that no input makes it grow without end."""
 
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.errors import Unavailable
 from service.reports import ChunkReport, Report, Usage
 from service.telemetry import labels
-from service.telemetry.metrics import Metrics
+from service.telemetry.metrics import TOLD_EVERY_S, Metrics
 from store.blob_store import StorageUsage as Tier
 from store.errors import Miss, MissReason, StoreError, StoreUnavailable
 
@@ -158,6 +159,21 @@ def test_the_store_is_read_at_scrapes_and_not_more_often_than_every_ten_seconds(
     assert ("kvweave_store_bytes", "lmdb") not in samples(metrics)
     now[0] = 41.0
     assert samples(metrics)["kvweave_store_blobs", "ram"] == 2
+
+
+def test_each_refusal_is_counted_and_one_line_a_minute_tells_of_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    metrics = Metrics(clock=lambda: now[0])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            metrics.refused("key")
+        metrics.refused("slow_body")
+        assert len(caplog.records) == 2
+        now[0] += TOLD_EVERY_S
+        metrics.refused("key")
+        assert len(caplog.records) == 3
+    found = samples(metrics)
+    assert (found["kvweave_refusals_total", "key"], found["kvweave_refusals_total", "slow_body"]) == (101, 1)
 
 
 def test_first_tokens_from_5_ms_to_30_s_fall_into_buckets_of_their_own() -> None:

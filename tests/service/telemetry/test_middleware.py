@@ -21,7 +21,7 @@ from service.telemetry.export import tracer_over
 from service.telemetry.logs import FIELDS, note, request_id
 from service.telemetry.metrics import Metrics
 from service.telemetry.middleware import REQUEST_ID, TelemetryMiddleware
-from service.telemetry.traces import silent
+from service.telemetry.traces import Tracer
 
 
 class Lines(logging.Handler):
@@ -74,7 +74,7 @@ def make_app() -> FastAPI:
 
 def get(path: str, *, metrics: Metrics | None = None, app: FastAPI | None = None, **headers: str) -> httpx.Response:
     async def ask() -> httpx.Response:
-        wrapped = TelemetryMiddleware(app or make_app(), metrics=metrics or Metrics(), tracer=silent())
+        wrapped = TelemetryMiddleware(app or make_app(), metrics=metrics or Metrics(), tracer=Tracer())
         transport = httpx.ASGITransport(app=wrapped, raise_app_exceptions=False)  # pyright: ignore[reportArgumentType]
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.get(path, headers={k.replace("_", "-"): v for k, v in headers.items()})
@@ -136,7 +136,7 @@ async def drive(app: ASGIApp, *, metrics: Metrics, send: Send | None = None) -> 
         return {"type": "http.disconnect"}
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
-    await TelemetryMiddleware(app, metrics=metrics, tracer=silent())(scope, receive, send or keep)
+    await TelemetryMiddleware(app, metrics=metrics, tracer=Tracer())(scope, receive, send or keep)
     return sent
 
 
@@ -253,5 +253,5 @@ def test_what_is_no_http_passes_untouched() -> None:
     async def send(message: Message) -> None:
         raise AssertionError
 
-    asyncio.run(TelemetryMiddleware(app, metrics=Metrics(), tracer=silent())({"type": "lifespan"}, receive, send))
+    asyncio.run(TelemetryMiddleware(app, metrics=Metrics(), tracer=Tracer())({"type": "lifespan"}, receive, send))
     assert seen == ["lifespan"]

@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 from service.telemetry import logs
 from service.telemetry.metrics import Metrics
 from service.telemetry.middleware import TelemetryMiddleware
-from service.telemetry.traces import silent
+from service.telemetry.traces import Tracer
 
 WAIT_S = 30
 
@@ -37,7 +37,7 @@ class Told(io.StringIO):
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
-    wrapped = TelemetryMiddleware(app, metrics=Metrics(), tracer=silent())
+    wrapped = TelemetryMiddleware(app, metrics=Metrics(), tracer=Tracer())
     server = uvicorn.Server(uvicorn.Config(wrapped, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
