@@ -7,12 +7,11 @@ import typer
 
 from service.commands import pages
 from service.commands.ask import ask, search
-from service.commands.backup import backup, restore
+from service.commands.backup import backup, migrate, restore
 from service.commands.console import tell
 from service.commands.doctor import config, doctor
 from service.commands.errors import expected, sentence, usage
 from service.commands.keys import keys
-from service.commands.migrate import migrate
 from service.commands.precompute import precompute
 from service.commands.serve import serve
 from service.commands.stores import gc, stats, verify

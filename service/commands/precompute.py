@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from enum import StrEnum
 from functools import partial, wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
@@ -17,11 +18,10 @@ from retriever.readers.reading import ReadingProblem
 from service.access.principal import DEFAULT_TENANT
 from service.commands.console import lasting, many, size, status, tell
 from service.commands.options import settings_with
-from service.commands.remote_paths import remote_paths
 from service.commands.shown_progress import show_run, shown_progress, tell_skipped
 
 if TYPE_CHECKING:
-    from service.documents.corpus_listing import CorpusArgument, CorpusFile
+    from service.documents.corpus_listing import CorpusArgument, CorpusFile, RemoteFiles
     from service.documents.file_group import RunProgress, Target
     from service.documents.forecast import Forecast
     from service.documents.precompute import Capture, CapturePlan
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 CENT = 0.01
+OBJECTS = ("s3://", "gs://", "az://")
+PAGES = ("http://", "https://")
 
 
 class Executor(StrEnum):
@@ -232,9 +234,32 @@ def _refuse_mixed(*, budget: str, queries: Path | None, shard: str, prune: bool,
 
 
 def _named(paths: Sequence[str], stack: ExitStack, *, allow_private: bool) -> "list[CorpusArgument]":
+    """What the PATHs name, here or elsewhere. What is fetched goes with the stack."""
     from service.documents.corpus_listing import arguments
 
-    return arguments(paths, remote_paths(stack, allow_private=allow_private))
+    def remote(path: str) -> "RemoteFiles | None":
+        if path.startswith(OBJECTS):
+            from service.documents.corpus_objects import CorpusObjects
+            from store.url import open_folder
+
+            return CorpusObjects(open_folder(path))
+        return _pages(stack, path, allow_private=allow_private) if path.startswith(PAGES) else None
+
+    return arguments(paths, remote)
+
+
+def _pages(stack: ExitStack, path: str, *, allow_private: bool) -> "RemoteFiles":
+    from service.errors import Invalid
+
+    try:
+        from service.documents.web_pages import WebPages
+    except ImportError as error:
+        raise Invalid(f"{path}: pages need `pip install 'kvweave[readers]'` ({error})") from None
+    from service.documents.web_client import WebClient
+
+    client = WebClient(allow_private=allow_private)
+    stack.callback(client.close)
+    return WebPages(path, client, folder=stack.enter_context(TemporaryDirectory(prefix="kvweave-pages-")))
 
 
 def _plan(budget: str, queries: Path | None, *, shard: str) -> "CapturePlan":
