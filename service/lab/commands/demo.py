@@ -14,21 +14,28 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import typer
+from rich.live import Live
 from rich.padding import Padding
+from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
 from service.commands.console import address, console, plain_table, status
 from service.commands.options import AsJson
-from service.lab.commands.shown_race import show_race, sooner
 
 if TYPE_CHECKING:
+    from service.app.operating_point import OperatingPoint
     from service.documents.file_group import RunProgress
+    from service.lab.bench.first_token import TimingRow
     from service.lab.demo.demo_answers import Answered
+    from service.lab.demo.race import RaceTrack
     from service.settings import Settings
 
 WIDE = 80  # columns, from which on tables have air
 WAYS = ("full prefill", "blending")
+SAME = 0.05  # smaller differences are chance
+BAR = 30  # columns
+OFTEN = 10  # times a second that a bar grows
 FOREIGN = ("model", "embedder", "codec", "dtype", "auth")  # settings that must be the demo's where its data is served
 
 
@@ -59,7 +66,7 @@ def demo(*, as_json: AsJson = False) -> None:
             core = stack.enter_context(running(mine))
             racing = stack.enter_context(ExitStack())
             track = racing.enter_context(race_track(mine, on_stage=show))
-        raced = track.run(on_turn=lambda _: None) if as_json else show_race(track)
+        raced = track.run(on_turn=lambda _: None) if as_json else _show_race(track)
         racing.close()  # the answers are to have the memory
         with status("asking"):
             found = list(answers(core))
@@ -71,6 +78,69 @@ def demo(*, as_json: AsJson = False) -> None:
         _show(progress, found, seconds=seconds)
         _next(settings, mine)
     raise typer.Exit(0 if all(each.is_right for each in found) else 1)
+
+
+def _show_race(track: "RaceTrack") -> "list[TimingRow]":
+    """Runs the race, and shows it: live on a terminal, elsewhere its end."""
+    screen = console()
+    screen.print(
+        f"A race to the first token: {track.tokens:,} tokens of text, read by a model of {track.shape} with random "
+        f"weights; medians of {track.rounds} rounds.\n"
+    )
+    bars = _Bars()
+    if screen.is_terminal:
+        with Live(bars, console=screen, refresh_per_second=OFTEN, transient=True):
+            rows = track.run(on_turn=bars.turn)
+    else:
+        rows = track.run(on_turn=bars.turn)
+    screen.print(_bars({_name(row.policy): row.first_token_s for row in rows}))
+    screen.print(f"\n{_race_sentence(rows)}\n")
+    return rows
+
+
+class _Bars:
+    """The last time of each way, and of the one that is gone just now how long it is under way."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._now, self._since = "", 0.0
+
+    def turn(self, point: "OperatingPoint") -> None:
+        self._seconds = self._times()
+        self._now, self._since = _name(point.policy), time.perf_counter()
+
+    def _times(self) -> dict[str, float]:
+        return {**self._seconds, **({self._now: time.perf_counter() - self._since} if self._now else {})}
+
+    def __rich__(self) -> Table:
+        return _bars(self._times())
+
+
+def _bars(seconds: dict[str, float]) -> Table:
+    table = Table.grid(Column(no_wrap=True), Column(width=BAR), Column(justify="right", no_wrap=True), padding=(0, 2))
+    longest = max(seconds.values(), default=0.0)
+    for name, each in seconds.items():
+        table.add_row(f"  {name}", ProgressBar(longest, each, width=BAR), f"{each:.2f} s")
+    return table
+
+
+def _name(policy: str) -> str:
+    name = policy.partition("/")[0]
+    return "full prefill" if name == "full" else name
+
+
+def _race_sentence(rows: "list[TimingRow]") -> str:
+    from service.settings import Settings
+
+    start = {name: Settings.model_fields[name].default for name in ("policy", "ratio")}
+    _, reuse, blended = rows
+    by_reuse, by_policy = (_sooner(each.against_full.times) for each in (reuse, blended))
+    return (
+        f"With its chunks stored, the first token came {by_policy} with full prefill by {blended.policy}, "
+        f"ratio {blended.ratio:g} of the cached tokens, and {by_reuse} with it by reuse, which recomputes "
+        f"none: random weights show the time and no answers, which follow now. A model of your own starts with "
+        f"{start['policy']} at {start['ratio']:g}, which takes longer, until kvweave eval --fit finds what suits it."
+    )
 
 
 def _machine(progress: "RunProgress", found: "list[Answered]", *, data: Path, seconds: float) -> dict[str, object]:
@@ -138,9 +208,16 @@ def _verdict(found: "list[Answered]") -> str:
     ratio = median(each.rows[0].first_token_ms / each.rows[-1].first_token_ms for each in found)
     blending = f"{found[0].rows[-1].policy}, ratio {found[0].rows[-1].ratio:g}"
     return (
-        f"\nWith blending ({blending}) the first token came {sooner(ratio)} with full prefill. The built-in model is "
+        f"\nWith blending ({blending}) the first token came {_sooner(ratio)} with full prefill. The built-in model is "
         "small: larger ones gain more. Measure what yours gains:"
     )
+
+
+def _sooner(ratio: float) -> str:
+    """A comparison, whichever way it came out."""
+    if abs(ratio - 1) < SAME:
+        return "as soon as"
+    return f"{ratio:.1f} times sooner than" if ratio > 1 else f"{100 * (1 / ratio - 1):.0f} % later than"
 
 
 def _next(settings: "Settings", mine: "Settings") -> None:
