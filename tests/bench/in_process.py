@@ -16,6 +16,7 @@ from service.app.core import Core
 from service.app.workspace import open_workspace
 from service.documents.corpus_listing import files
 from service.documents.precompute import Precompute
+from service.lab.demo.demo_answers import running
 from service.reports import Report
 from service.settings import Settings
 from store.blob_store import BlobStore
@@ -29,15 +30,12 @@ def serving(settings: Settings, store: Callable[[BlobStore], BlobStore]) -> Gene
     """A running service over what `store` makes of the settings' store."""
     whole = composition.compose_store
     composition.compose_store = lambda each: store(whole(each))
-    core = composition.compose_core(settings)
     try:
-        core.wait()
-        assert not core.failed.is_set(), core.not_ready()
-        gc.collect()
-        gc.freeze()  # as `kvweave serve` does
-        yield core
+        with running(settings) as core:
+            gc.collect()
+            gc.freeze()  # as `kvweave serve` does
+            yield core
     finally:
-        core.close()
         composition.compose_store = whole
 
 

@@ -19,13 +19,12 @@ from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
 from service.documents.chunk_capture import CaptureItem, batches, tailed
 from service.documents.corpus_listing import CorpusListing, arguments
 from service.errors import Invalid
-from service.lab.bench.first_token import FirstTokenTimer, TimingRow, lay
+from service.lab.bench.first_token import FirstTokenTimer, TimingRow, ids_of, lay
 from service.lab.bench.packing import Packed, Sample, arrays, packed
 from service.lab.bench.scratch_store import ScratchStore, TierSpeed, scratch_store
 from service.lab.bench.texts import Texts, chunks_of, made_up, of_files
 from service.lab.bench.worth import Worth, worth
 from service.lab.eval.grid import grid
-from service.model.capture_context import ChunkIds
 from service.model.prompt_builder import PromptPassage
 from service.model.served_model import ServedModel
 from service.settings import Settings
@@ -123,8 +122,6 @@ class _Run:
         self._points = [FULL if each == FULL.policy else OperatingPoint(each, order.ratio, LOSSLESS) for each in named]
         if len(self._points) == 1:
             raise Invalid("the settings' policy is full, which reuses nothing: name another with --policies hybrid")
-        self._prefix = self._model.prefix({})
-        self._fingerprint = self._model.fingerprint.behind(self._prefix)
         self._notes: list[str] = []
         self._skipped: list[Path] = []
 
@@ -132,12 +129,11 @@ class _Run:
         model, plan = self._model, self._plan
         texts = self._texts()
         self._check_room(texts.chunks)
-        first = model.captured([self._ids(texts.chunks[0])]).result()[0]
+        first = model.captured([ids_of(model, texts.chunks[0])]).result()[0]
         lengths = self._lengths(texts.chunks, token_bytes=first.nbytes // first.tokens)
         chunks = texts.chunks[: lengths[-1]]
-        items = self._part.items(
-            [self._ids(each) for each in chunks], fingerprint=self._fingerprint.digest, codec=model.codec
-        )
+        timer = FirstTokenTimer(model, self._part, chunks=chunks)
+        items = timer.items
         facts, records = self._captured(items)
         self._on_progress("codecs")
         codecs = packed(
@@ -146,7 +142,7 @@ class _Run:
             repeats=plan.repeats,
             device=self._device,
         )
-        rows = self._asked(chunks, items, lengths=lengths, tokens_per_s=facts.capture_tokens_per_s)
+        rows = self._asked(timer, chunks, lengths=lengths, tokens_per_s=facts.capture_tokens_per_s)
         self._on_progress("reading from the store")
         tiers = self._part.speeds(items, repeats=plan.repeats)
         found = worth(rows, self._points[1].policy, bytes_per_token=codecs[0].bytes_per_token, tiers=tiers)
@@ -162,14 +158,9 @@ class _Run:
         drafts = of_files(listing) if plan.corpus else islice(made_up(plan.chunk_tokens), most)
         return chunks_of(drafts, self._model, most=most, tokens=plan.chunk_tokens)
 
-    def _ids(self, chunk: PromptPassage) -> ChunkIds:
-        ids = self._model.titled(chunk.text, chunk.title, prefix=self._prefix)
-        assert ids, "chunks that cannot be said were left out"
-        return ids
-
     def _check_room(self, chunks: Sequence[PromptPassage]) -> None:
         model, wanted = self._model, self._plan.chunk_tokens
-        around = lay(model, chunks[:1]).tokens - len(self._ids(chunks[0]).ids)
+        around = lay(model, chunks[:1]).tokens - len(ids_of(model, chunks[0]).ids)
         if around + wanted > model.window:
             raise Invalid(
                 f"--chunk-tokens {wanted}: the window of {model.window:,} tokens holds no prompt with such a chunk: "
@@ -223,21 +214,15 @@ class _Run:
         return facts, records
 
     def _asked(
-        self,
-        chunks: Sequence[PromptPassage],
-        items: Sequence[CaptureItem],
-        *,
-        lengths: Sequence[int],
-        tokens_per_s: float,
+        self, timer: FirstTokenTimer, chunks: Sequence[PromptPassage], *, lengths: Sequence[int], tokens_per_s: float
     ) -> list[TimingRow]:
-        asker = FirstTokenTimer(self._model, self._part, fingerprint=self._fingerprint, chunks=chunks, items=items)
         rows: list[TimingRow] = []
         times = len(self._points) * (self._plan.repeats + 1)
         seconds = [times * lay(self._model, chunks[:length]).tokens / tokens_per_s for length in lengths]
-        with closing(asker):
+        with closing(timer):
             for number, length in enumerate(lengths):
                 stage = f"prompts of {length} chunks, all done in some {sum(seconds[number:]):,.0f} s"
-                rows += asker.rows(
+                rows += timer.rows(
                     length,
                     self._points,
                     repeats=self._plan.repeats,

@@ -10,14 +10,13 @@ from blend.engine.engine import EngineRequest
 from blend.fuse.fuse import BlendOrder
 from service.answers.pipeline import FETCHES
 from service.app.operating_point import FULL, OperatingPoint
-from service.documents.chunk_capture import CaptureItem
 from service.errors import Unavailable
 from service.lab.bench.scratch_store import ScratchStore
 from service.lab.time_ratio import TimeRatio, time_ratio
+from service.model.capture_context import ChunkIds
 from service.model.prompt_builder import PromptPassage, PromptTokens, question_turns
 from service.model.served_model import ServedModel
 from service.model.timed import ONE, Timed, timed
-from store.fingerprint import Fingerprint
 from store.record_source import BlobSource
 
 QUESTION = "What do the documents say?"
@@ -52,22 +51,14 @@ class _Asked:
 
 
 class FirstTokenTimer:
-    """Sends prompts of chunks that are stored, one at a time."""
+    """Sends prompts of chunks, one at a time. `items`: those that must be stored before."""
 
-    def __init__(
-        self,
-        model: ServedModel,
-        part: ScratchStore,
-        *,
-        fingerprint: Fingerprint,
-        chunks: Sequence[PromptPassage],
-        items: Sequence[CaptureItem],
-    ) -> None:
+    def __init__(self, model: ServedModel, part: ScratchStore, *, chunks: Sequence[PromptPassage]) -> None:
+        self.items = part.items(model, [ids_of(model, each) for each in chunks])
         self._model = model
         self._part = part
-        self._fingerprint = fingerprint
+        self._fingerprint = model.fingerprint.behind(model.prefix({}))
         self._chunks = chunks
-        self._items = items
         self._opening = ThreadPoolExecutor(FETCHES, "kvweave-bench")
 
     def close(self) -> None:
@@ -102,7 +93,7 @@ class FirstTokenTimer:
     def _ask(self, prompt_tokens: PromptTokens, point: OperatingPoint, *, chunks: int) -> _Asked:
         """Asks one prompt. The clock starts before the blobs are opened, as it does for a client."""
         start = time.perf_counter()
-        readers = list(self._opening.map(self._part.open, () if point == FULL else self._items[:chunks]))
+        readers = list(self._opening.map(self._part.open, () if point == FULL else self.items[:chunks]))
         sources = [BlobSource(reader, self._fingerprint) for reader in readers]
         request = EngineRequest(
             prompt_tokens.prompt(dict(enumerate(sources))), ONE, BlendOrder(point.policy, point.ratio)
@@ -113,6 +104,12 @@ class FirstTokenTimer:
             raise Unavailable(f"a chunk that was stored could not be used ({missed}): look at it with kvweave verify")
         tiers = tuple(sorted({reader.source for reader in readers}))
         return _Asked(found, sum(each.read for each in sources), tiers)
+
+
+def ids_of(model: ServedModel, chunk: PromptPassage) -> ChunkIds:
+    ids = model.titled(chunk.text, chunk.title, prefix=model.prefix({}))
+    assert ids, "chunks that cannot be said were left out"
+    return ids
 
 
 def lay(model: ServedModel, chunks: Sequence[PromptPassage]) -> PromptTokens:

@@ -38,9 +38,10 @@ class ScratchStore:
         self._store = store
         self._tenant = tenant
 
-    def items(self, chunks: Sequence[ChunkIds], *, fingerprint: str, codec: str) -> list[CaptureItem]:
+    def items(self, model: ServedModel, chunks: Sequence[ChunkIds]) -> list[CaptureItem]:
         """Chunks that are to be written; from now on they are taken away at the end."""
-        keys = [CacheKey(self._tenant, digest_ids(each.all), fingerprint, codec) for each in chunks]
+        fingerprint = model.fingerprint.behind(model.prefix({})).digest
+        keys = [CacheKey(self._tenant, digest_ids(each.all), fingerprint, model.codec) for each in chunks]
         self.keys += keys
         return [CaptureItem(key, ids) for key, ids in zip(keys, chunks, strict=True)]
 

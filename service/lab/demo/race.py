@@ -82,19 +82,15 @@ def race_track(settings: Settings, *, on_stage: Callable[[str], None]) -> Genera
         model = compose_served(mine, _drawn)
         stack.callback(model.engine.close)
         chunks = chunks_of(made_up(mine.chunk_tokens), model, most=CHUNKS, tokens=mine.chunk_tokens).chunks
-        prefix = model.prefix({})
-        ids = [ids for each in chunks if (ids := model.titled(each.text, each.title, prefix=prefix))]
-        fingerprint = model.fingerprint.behind(prefix)
         store = stack.enter_context(_opened(mine, folder))
         part = ScratchStore(store, TENANT)
-        items = part.items(ids, fingerprint=fingerprint.digest, codec=model.codec)
-        if not _is_whole(part, items):
+        timer = FirstTokenTimer(model, part, chunks=chunks)
+        stack.enter_context(closing(timer))
+        if not _is_whole(part, timer.items):
             on_stage("computing the keys and values of its text, once")
             for entry in list(store.entries(Scope(TENANT))):
                 store.discard(entry.key)
-            part.write(model, items)
-        timer = FirstTokenTimer(model, part, fingerprint=fingerprint, chunks=chunks, items=items)
-        stack.enter_context(closing(timer))
+            part.write(model, timer.items)
         yield RaceTrack(f"{FAMILY}'s shape ({LAYERS} layers)", lay(model, chunks).tokens, ROUNDS, timer)
 
 

@@ -18,6 +18,7 @@ TELLS = 0.05  # nats of a token: what passages tell, if it is less, is nothing
 CHANCE = 0.9  # of the nats of a guess: a model that is no surer of what comes next knows nothing
 
 Numbers = NDArray[np.float64]  # of each question; NaN where nothing is known
+Ratio = tuple[float, Interval]  # of means
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +198,12 @@ class SuiteFindings:
             holds=_mean(got.holds),
             agreement=_mean(got.agrees),
             kl=float(got.kl.mean()),
-            yardsticks=ratios["yardsticks"].value if "yardsticks" in ratios else None,
+            yardsticks=ratios["yardsticks"][0] if "yardsticks" in ratios else None,
             top1=fmean(each.divergence.top1 for each in outcomes),
             kl_codec=_mean(_numbers(each.codec and each.codec.kl for each in outcomes)),
             top1_codec=_mean(_numbers(each.codec and each.codec.top1 for each in outcomes)),
             nats=_mean(got.nats),
-            kept=ratios["kept"].value if "kept" in ratios else None,
+            kept=ratios["kept"][0] if "kept" in ratios else None,
             margin=_mean(got.margin),
             prefers=_mean(got.prefers),
             loss=_mean(got.lost(full)),
@@ -214,12 +215,12 @@ class SuiteFindings:
             recomputed_tokens=fmean(each.recomputed for each in outcomes),
             bytes_per_token=nbytes / max(1, sum(each.tokens for each in sizes)),
             bits_per_value=8 * nbytes / max(1, sum(each.values for each in sizes)),
-            intervals=got.intervals(full) | {name: each.interval for name, each in ratios.items()},
+            intervals=got.intervals(full) | {name: span for name, (_, span) in ratios.items()},
         )
 
-    def _ratios(self, got: "_Numbers", full: "_Numbers", *, yardstick: YardstickRow) -> dict[str, "_Ratio"]:
+    def _ratios(self, got: "_Numbers", full: "_Numbers", *, yardstick: YardstickRow) -> dict[str, Ratio]:
         """How many yardsticks a point is away, and what it keeps of what passages tell, where there is either."""
-        found: dict[str, _Ratio] = {}
+        found: dict[str, Ratio] = {}
         if yardstick.kl:
             found["yardsticks"] = _ratio(got.kl, self._orders())
         if yardstick.tells:
@@ -254,14 +255,8 @@ class SuiteFindings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ratio:
-    value: float
-    interval: Interval
-
-
-def _ratio(above: Numbers, below: Numbers) -> _Ratio:
-    return _Ratio(float(_known(above).mean() / _known(below).mean()), ratio_interval(above, below))
+def _ratio(above: Numbers, below: Numbers) -> Ratio:
+    return float(_known(above).mean() / _known(below).mean()), ratio_interval(above, below)
 
 
 def _numbers(values: Iterable[float | None]) -> Numbers:
