@@ -12,42 +12,13 @@ from service.lab.eval.policy_choice import PolicyBounds, PolicyChoice, check_evi
 from service.lab.eval.result_row import ResultRow, YardstickRow
 from service.lab.questions.cases import SuiteError
 from service.settings import load_settings
+from tests.service.lab.test_report_page import ROW, YARDSTICK
 
 
 def row(**changes: object) -> ResultRow:
     """A point that loses nothing and gains nothing, but for the changes; as sure as they are, where none are named."""
-    plain = ResultRow(
-        suite="",
-        policy="hybrid",
-        ratio=0.15,
-        codec="q4",
-        n=100,
-        exact_match=1.0,
-        exact_match_one_chunk=1.0,
-        exact_match_two_chunk=1.0,
-        f1=1.0,
-        holds=1.0,
-        agreement=1.0,
-        kl=0.01,
-        yardsticks=0.5,
-        top1=1.0,
-        kl_codec=None,
-        top1_codec=None,
-        nats=1.0,
-        kept=1.0,
-        margin=None,
-        prefers=1.0,
-        loss=0.0,
-        verdict="equal",
-        ttft_ms=10.0,
-        ttft_speedup=2.0,
-        prompt_tokens=300.0,
-        reused_tokens=200.0,
-        recomputed_tokens=30.0,
-        bytes_per_token=100.0,
-        bits_per_value=4.5,
-        intervals={},
-    )
+    sure = replace(ROW, codec="q4", n=100, agreement=1.0, kept=1.0, prefers=1.0, loss=0.0, ttft_speedup=2.0)
+    plain = replace(sure, bytes_per_token=100.0, intervals={})
     changed = replace(plain, **changes)
     spans = {name: getattr(changed, name) for name in ("loss", "agreement", "kl", "yardsticks", "kept")}
     known = {name: Interval(value, value) for name, value in spans.items() if value is not None}
@@ -56,18 +27,9 @@ def row(**changes: object) -> ResultRow:
 
 
 BOUNDS = PolicyBounds()
-PLAIN = YardstickRow(
-    suite="",
-    n=100,
-    orders=300,
-    kl=0.02,
-    top1=0.92,
-    replaced=0.01,
-    left_out=0.01,
-    unaided=3.0,
-    nats=1.0,
+PLAIN = replace(
+    YARDSTICK,
     told=2.0,
-    entropy=2.0,
     chance=8.0,
     right=0.9,
     prefers=1.0,
