@@ -101,7 +101,7 @@ def each_way(
     found: dict[str, Scene] = {}
     for way in ways:
         with closing(bench.engine(held, way)) as engine:
-            ask(engine, plain(drawn(SYSTEM, random.Random(0), vocabulary=bench.words)), order=FULL).over.wait()
+            ask(engine, plain(drawn(SYSTEM, random.Random(0), vocabulary=bench.words)), order=FULL).wait()
             prompts = scene(bench, way, engine)
             first = next(prompts)  # records are captured before it
             own = found.setdefault(way, Scene([first]))
@@ -119,7 +119,7 @@ def turns(bench: Bench, way: str, engine: LocalEngine) -> Iterator[Asked]:
     for each in said * bench.options.turns:
         each.extend(drawn(SAID, chance, vocabulary=bench.words))
         asked = ask(engine, plain(each), order=bench.order(way), most=ANSWER)
-        asked.over.wait()
+        asked.wait()
         each.extend(asked.answer)
         yield asked
 
@@ -137,7 +137,7 @@ def documents(bench: Bench, way: str, engine: LocalEngine) -> Iterator[Asked]:
                 question = drawn(SAID, chance, vocabulary=bench.words)
                 made = chunks.prompt if way == "ours" else chunks.text
                 asked = ask(engine, made(numbers, question), order=bench.order(way), most=ANSWER)
-                asked.over.wait()
+                asked.wait()
                 yield asked
 
 
@@ -170,7 +170,7 @@ def _brought(bench: Bench, way: str, engine: LocalEngine, *, turns: int, window:
             made = _with_records(chunks, before, question) if has_records else _as_text(chunks, before, question)
             session = "s" if way == "session" else ""
             asked = ask(engine, made, order=bench.order(way), most=ANSWER, session=session)
-            asked.over.wait()
+            asked.wait()
             yield asked, len(history)
             history.append([*brought, Said((*question, *asked.answer))])
 

@@ -9,17 +9,17 @@ which the streams took `others_s`. Called by tests/bench/blend.py.
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from threading import Condition
+from collections.abc import Sequence
 
 import numpy as np
 
 from blend.adopt.load import LoadedModel
-from blend.engine.engine import Done, EngineLimits, EngineRequest, Event, Failed, Ready, Ticket, Token
+from blend.engine.engine import EngineLimits, EngineRequest, Ticket
 from blend.engine.local_engine import LocalEngine
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt
+from tests.bench.engine_requests import Asked
 from tests.bench.model import Corpus, text_prompt
 
 PROMPT = 256  # tokens
@@ -32,68 +32,32 @@ PIECES = (1024, 256, 8192)  # rows; the last one takes the whole prompt in one p
 JOINING = ("full", "hybrid")
 
 
-class Heard:
-    """What one request was told, and when."""
-
-    def __init__(self) -> None:
-        self.tokens: list[float] = []
-        self.ready: Ready | None = None
-        self.ready_at = 0.0
-        self._over: Event | None = None
-        self._changed = Condition()
-
-    def __call__(self, event: Event) -> None:
-        """Called from the engine's thread."""
-        now = time.perf_counter()
-        with self._changed:
-            if isinstance(event, Ready):
-                self.ready, self.ready_at = event, now
-            elif isinstance(event, Token):
-                self.tokens.append(now)
-            else:
-                self._over = event
-            self._changed.notify_all()
-
-    def wait_for(self, holds: Callable[["Heard"], bool]) -> None:
-        """Return once it holds. Raises the error that ended the request before."""
-        with self._changed:
-            self._changed.wait_for(lambda: holds(self) or self._over is not None)
-            if isinstance(self._over, Failed):
-                raise self._over.error
-            assert holds(self), f"over too early: {self._over}"
-
-    def finish(self) -> None:
-        """Wait for its end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._over is not None)
-            assert isinstance(self._over, Done), self._over
-
-
 class Streams:
     """Requests that generate without an end, until they are left."""
 
     def __init__(self, engine: LocalEngine, count: int) -> None:
-        self.heard = [Heard() for _ in range(count)]
+        prompts = [text_prompt(PROMPT, 20 + number) for number in range(count)]
+        self.heard = [Asked(PROMPT) for _ in prompts]
         self._tickets: list[Ticket] = [
-            engine.submit(_endless(text_prompt(PROMPT, 20 + number)), each) for number, each in enumerate(self.heard)
+            engine.submit(_endless(prompt), each.hear) for prompt, each in zip(prompts, self.heard, strict=True)
         ]
 
     def begin(self) -> float:
         """Wait until all run; the moment of the last one's first token."""
-        for each in self.heard:
-            each.wait_for(lambda heard: bool(heard.tokens))
-        return max(each.tokens[0] for each in self.heard)
+        self.after(0.0, 1)
+        return max(each.told_s[0] for each in self.heard)
 
     def leave(self) -> None:
         """Return when the last is gone."""
         for ticket, each in zip(self._tickets, self.heard, strict=True):
             ticket.cancel()
-            each.finish()
+            each.wait()
 
     def after(self, moment: float, count: int) -> None:
         """Wait until each has generated so many tokens since then."""
         for each in self.heard:
-            each.wait_for(lambda heard: sum(token > moment for token in heard.tokens) >= count)
+            each.wait(lambda asked: sum(told > moment for told in asked.told_s) >= count)
+            assert each.ended_s == 0, "over too early"
 
 
 def _endless(prompt: Prompt) -> EngineRequest:
@@ -122,7 +86,7 @@ def _rate(model: LoadedModel, count: int) -> float:
     streams.after(start, COUNTED)
     streams.leave()
     engine.close()
-    times = [[token for token in each.tokens if token > start][:COUNTED] for each in streams.heard]
+    times = [[told for told in each.told_s if told > start][:COUNTED] for each in streams.heard]
     return count * COUNTED / (max(each[-1] for each in times) - start)
 
 
@@ -149,15 +113,15 @@ def stall(model: LoadedModel, corpus: Corpus, *, tokens: int) -> dict[str, objec
 
 
 def _join(engine: LocalEngine, streams: Streams, *, request: EngineRequest) -> dict[str, object]:
-    heard = Heard()
-    start = time.perf_counter()
-    engine.submit(request, heard)
-    heard.finish()
-    streams.after(heard.ready_at, 2)  # then the gap around the end is complete
-    assert heard.ready is not None
-    spent = heard.ready_at - start - heard.ready.queued_s
-    others = heard.ready.report.seconds.get("others", 0.0)
-    return {"fuse_s": round(spent, 3), "others_s": round(others, 3), "gaps": _gaps(streams, start, heard.ready_at)}
+    asked = Asked(len(request.prompt.ids))
+    engine.submit(request, asked.hear)
+    asked.wait()
+    streams.after(asked.ready_s, 2)  # then the gap around the end is complete
+    assert asked.ready is not None
+    spent = asked.first_s - asked.ready.queued_s
+    others = asked.ready.report.seconds.get("others", 0.0)
+    gaps = _gaps(streams, asked.asked_s, asked.ready_s)
+    return {"fuse_s": round(spent, 3), "others_s": round(others, 3), "gaps": gaps}
 
 
 def _gaps(streams: Streams, start: float, stop: float) -> dict[str, float]:
@@ -165,7 +129,7 @@ def _gaps(streams: Streams, start: float, stop: float) -> dict[str, float]:
     gaps = [
         after - before
         for each in streams.heard
-        for before, after in itertools.pairwise(list(each.tokens))
+        for before, after in itertools.pairwise(list(each.told_s))
         if after > start and before < stop
     ]
     return {"tokens": len(gaps), **_quantiles(gaps)}

@@ -1,11 +1,11 @@
 """Prompts of drawn tokens for an engine of this process, and their chunks' records in a store. Measures nothing."""
 
 import random
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Condition
 
 from blend.adopt.load import LoadedModel
 from blend.engine.engine import Done, EngineRequest, Event, Failed, Ready, Token
@@ -26,29 +26,47 @@ FULL, PREFIX = BlendOrder("full", 0.0), BlendOrder("prefix", 0.0)
 Ids = tuple[int, ...]
 
 
-@dataclass(slots=True)
 class Asked:
-    """A request under way. `computed`: tokens that came neither from records nor from a prompt before."""
+    """A request under way: what it was told, and when. `tokens`: of its prompt."""
 
-    tokens: int
-    asked_s: float = field(default_factory=time.perf_counter)
-    first_s: float = 0.0
-    computed: int = 0
-    answer: list[int] = field(default_factory=list[int])
-    over: threading.Event = field(default_factory=threading.Event)
-    ended_s: float = 0.0
+    def __init__(self, tokens: int) -> None:
+        self.tokens, self.asked_s = tokens, time.perf_counter()
+        self.ready: Ready | None = None
+        self.ready_s = self.ended_s = 0.0
+        self.answer, self.told_s = list[int](), list[float]()
+        self._over: Done | Failed | None = None
+        self._changed = Condition()
+
+    @property
+    def first_s(self) -> float:
+        """The seconds to the first token."""
+        return self.ready_s - self.asked_s
+
+    @property
+    def computed(self) -> int:
+        """The tokens that came neither from records nor from a prompt before."""
+        assert self.ready is not None
+        return self.ready.report.fresh + self.ready.report.recomputed
 
     def hear(self, event: Event) -> None:
-        if isinstance(event, Ready):
-            self.first_s = time.perf_counter() - self.asked_s
-            self.computed = event.report.fresh + event.report.recomputed
-        elif isinstance(event, Token):
-            self.answer.append(event.id)
-        elif isinstance(event, Done):
-            self.ended_s = time.perf_counter()
-            self.over.set()
-        elif isinstance(event, Failed):
-            raise event.error
+        """Called from the engine's thread."""
+        now = time.perf_counter()
+        with self._changed:
+            if isinstance(event, Ready):
+                self.ready, self.ready_s = event, now
+            elif isinstance(event, Token):
+                self.answer.append(event.id)
+                self.told_s.append(now)
+            elif isinstance(event, Done | Failed):
+                self._over, self.ended_s = event, now
+            self._changed.notify_all()
+
+    def wait(self, holds: Callable[["Asked"], bool] = lambda asked: False) -> None:
+        """Return at its end, or once it holds. Raises the error that ended the request."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over is not None or holds(self))
+            if isinstance(self._over, Failed):
+                raise self._over.error
 
 
 def ask(engine: LocalEngine, prompt: Prompt, *, order: BlendOrder, most: int = 1, session: str = "") -> Asked:

@@ -90,7 +90,7 @@ def at_rate(engine: LocalEngine, chunks: StoredChunks, way: Way, *, load: Load, 
         time.sleep(max(0.0, began + due - time.perf_counter()))
         asked.append(ask(engine, way.made(chunks, numbers, question), order=way.order, most=ANSWER))
     for each in asked:
-        each.over.wait()
+        each.wait()
     took = max(each.ended_s for each in asked) - began
     share = statistics.mean(each.computed / each.tokens for each in asked)
     return Point(rate, [each.first_s for each in asked], share, len(asked) / took)
