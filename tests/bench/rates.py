@@ -180,7 +180,7 @@ def quality(folder: Path, options: argparse.Namespace) -> list[str]:
 
 def _row(name: str, row: str, measured: Sequence[MeasuredPrompt]) -> str:
     said = [each.rows[row] for each in measured]
-    yardsticks = sum(each.kl for each in said) / sum(kls(measured))
+    yardsticks = sum(each.kl for each in said) / sum(each.yardstick_kl for each in measured)
     saved = sum(each.none.nats - own.nats for each, own in zip(measured, said, strict=True))
     kept = saved / sum(each.none.nats - each.full.nats for each in measured)
     return f"| {name} | {statistics.median(each.work for each in said):.2f} | {yardsticks:.2f} | {kept:.3f} |"
