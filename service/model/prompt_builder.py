@@ -136,7 +136,7 @@ class PromptBuilder:
         tools: Sequence[Fields] = (),
     ) -> PromptTokens:
         """The prompt of a chat, ready for the answer. Without a passage, the last turn's own text is in the suffix."""
-        return _laid(list(self._rows(turns, options or {}, tools=tools)), turns)
+        return _laid(list(self.rows(turns, options=options, tools=tools)), turns)
 
     def lay_plain(self, turns: Sequence[TurnParts]) -> PromptTokens:
         """The prompt of a chat without the template, about as long, for prompts that vLLM renders."""
@@ -147,8 +147,12 @@ class PromptBuilder:
         opening = tuple(self.tokenizer.encode_opening(""))
         return _laid([(opening, None), *((self._part_ids(part), part) for turn in turns for part in turn.parts)], turns)
 
-    def _rows(
-        self, turns: Sequence[TurnParts], options: Mapping[str, Option], *, tools: Sequence[Fields]
+    def rows(
+        self,
+        turns: Sequence[TurnParts],
+        *,
+        options: Mapping[str, Option] | None = None,
+        tools: Sequence[Fields] = (),
     ) -> Iterator[tuple[Ids, TurnPart | None]]:
         """Ids in order, with the part that they are of; None for those of the template.
 
