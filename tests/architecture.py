@@ -23,7 +23,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6185, "retriever": 9029, "blend": 9341, "service": 30031, "clients": 7000}
+BUDGET = {"store": 6106, "retriever": 8966, "blend": 9324, "service": 29691, "clients": 6975}
 
 RECORDS = (
     "store.blob",
