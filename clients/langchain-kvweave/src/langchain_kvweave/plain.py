@@ -61,8 +61,8 @@ def _many(value: object, inside: tuple[int, ...]) -> object:
         return sorted((_plain(each, within) for each in cast(Iterable[object], value)), key=repr)
     if isinstance(value, list | tuple):
         return [_plain(each, within) for each in cast(Iterable[object], value)]
-    listed = cast(Callable[[], object] | None, getattr(value, "tolist", None))  # as numbers and arrays of numpy have
-    return _plain(listed(), within) if listed is not None else plain_text(str(value))
+    listed = None if isinstance(value, type) else getattr(value, "tolist", None)  # as numbers and arrays of numpy have
+    return _plain(cast(Callable[[], object], listed)(), within) if callable(listed) else plain_text(str(value))
 
 
 def _number(value: float | Decimal | Fraction) -> object:

@@ -35,6 +35,7 @@ LEAVES = st.one_of(
     st.fractions(),
     st.complex_numbers(),
     st.frozensets(st.integers() | st.text(max_size=3), max_size=4),
+    st.sampled_from([np.ndarray, np.float32(2.5), np.arange(3), Decimal]),
 )
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT | st.integers(), inner, max_size=3)
