@@ -19,3 +19,11 @@ class CatalogError(RetrieverError, RuntimeError):
 
 class SearchError(RetrieverError, ValueError):
     """A search that asks for something that does not exist here."""
+
+
+class EmbeddingError(RetrieverError, RuntimeError):
+    """An embedder or a reranker that is unavailable, or a text it cannot take. `temporary`: a later try may succeed."""
+
+    def __init__(self, message: str, *, temporary: bool = False) -> None:
+        super().__init__(message)
+        self.temporary = temporary

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from blend.errors import BlendError, Busy, Late, NotFinite, PromptError, SamplingError, TokenizerError
-from retriever.embedders.embedding import EmbeddingError
-from retriever.errors import CatalogError, DocumentError, FilterError, RetrieverError, SearchError
+from retriever.errors import CatalogError, DocumentError, EmbeddingError, FilterError, RetrieverError, SearchError
 from store.errors import StoreError
 
 

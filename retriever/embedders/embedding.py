@@ -14,20 +14,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from retriever.errors import RetrieverError
+from retriever.errors import EmbeddingError
 
 Vector = NDArray[np.float32]  # (dim,)
 Vectors = NDArray[np.float32]  # (N, dim)
 
 QUERIES = 1024  # what a cache holds: 4 MB of vectors of 1,024 numbers
-
-
-class EmbeddingError(RetrieverError, RuntimeError):
-    """An embedder or a reranker that is unavailable, or a text it cannot take. `temporary`: a later try may succeed."""
-
-    def __init__(self, message: str, *, temporary: bool = False) -> None:
-        super().__init__(message)
-        self.temporary = temporary
 
 
 class Embedder(Protocol):

@@ -24,7 +24,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import AutoModel
 
-from retriever.embedders.embedding import EmbeddingError, Vector, Vectors, checked, unit
+from retriever.embedders.embedding import Vector, Vectors, checked, unit
+from retriever.errors import EmbeddingError
 
 _VERSION = 1  # changes when this file computes other vectors
 _BATCH = 32  # texts

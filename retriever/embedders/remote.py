@@ -22,7 +22,8 @@ import stamina
 from blake3 import blake3
 from stamina.instrumentation import set_on_retry_hooks
 
-from retriever.embedders.embedding import EmbeddingError, Vector, Vectors, batches, checked, unit
+from retriever.embedders.embedding import Vector, Vectors, batches, checked, unit
+from retriever.errors import EmbeddingError
 
 TIMEOUT_S = 30.0  # from a request's first byte to the answer's last
 ATTEMPTS = 5

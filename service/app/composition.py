@@ -17,8 +17,9 @@ from blend.engine.engine import Engine, EngineLimits
 from blend.engine.local_engine import LocalEngine
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import check_runs
-from retriever.embedders.embedding import Embedder, Embedders, EmbeddingError, Reranker, cached
+from retriever.embedders.embedding import Embedder, Embedders, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
+from retriever.errors import EmbeddingError
 from retriever.library import Library
 from service.access.private import private_folder
 from service.answers.blend_decision import EXACT

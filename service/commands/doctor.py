@@ -213,7 +213,7 @@ def _model(settings: "Settings") -> str:
 
 
 def _embedder(settings: "Settings") -> str:
-    from retriever.embedders.embedding import EmbeddingError
+    from retriever.errors import EmbeddingError
     from service.app.composition import compose_embedder, embedder_source
     from service.settings import AUTO, SettingsError
 

@@ -16,8 +16,7 @@ from threading import Lock, Thread
 
 from blend.errors import Busy, TokenizerError
 from retriever.catalog.change import CatalogChange
-from retriever.embedders.embedding import EmbeddingError
-from retriever.errors import CatalogError
+from retriever.errors import CatalogError, EmbeddingError
 from retriever.readers.reading import megabytes
 from retriever.types import Collection, Passage, Removal
 from retriever.upload_types import NewUpload, QueuedUpload

@@ -14,14 +14,8 @@ import numpy as np
 
 from blend.engine.engine import Engine
 from blend.errors import Busy
-from retriever.embedders.embedding import (
-    Embedder,
-    EmbedderAround,
-    Embedders,
-    EmbeddingError,
-    Vectors,
-    batches,
-)
+from retriever.embedders.embedding import Embedder, EmbedderAround, Embedders, Vectors, batches
+from retriever.errors import EmbeddingError
 from retriever.library import Library
 from service.access.private import write_private
 from service.settings import SettingsError

