@@ -87,7 +87,7 @@ test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
 
 # Tests of services that reach into no file of the data folder.
 ON_BOTH := $(addprefix tests/service/test_,core.py deletes.py early_ends.py end_to_end.py fair_shares.py foreign_documents.py \
-	hostile_texts.py ingest.py large_kill.py request_documents.py tenants.py unsearched.py)
+	hostile_texts.py ingest.py large_kill.py request_documents.py tenants.py collection_rules.py)
 
 # Nothing here is a card: its paths are taken, and what only a card has is played.
 test-as-gpu: $(INSTALLED) ## the tests of blend on the paths that a GPU takes
