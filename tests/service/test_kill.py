@@ -24,6 +24,7 @@ from store.key import Scope
 from store.scrub import verify
 from store.url import open_store
 from tests.service.acknowledged import REMEDIES, Acknowledged, change, marked
+from tests.service.checkpoints import IS_HYBRID
 from tests.service.killed import Killed
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import WAIT_S, Json, Service, events_of, good, put_in, wait_for
@@ -269,6 +270,7 @@ def kill_often(service: Killed, times: int, *, disk: SmallDisk | None = None) ->
     log.warning("%d kills, %d changes acknowledged, %d refused", service.kills, state.acknowledged, state.refused)
 
 
+@pytest.mark.skipif(IS_HYBRID, reason="memory has room for all that the small hybrid's prompts take")
 def test_rows_of_prompts_that_went_to_the_disk_are_gone_with_the_process(service: Killed) -> None:
     service.start()
     with service.client() as client:
