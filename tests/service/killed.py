@@ -45,8 +45,9 @@ class Killed(Service):
     def has_nameless_files(self) -> bool:
         """Whether it has a file in its data folder that goes with the process, such as rows of a prompt."""
         found: list[str] = []
-        with suppress(OSError, AssertionError):  # it is gone, or the file is, since a moment ago
-            found += (str(each.readlink()) for each in Path(f"/proc/{self.pid}/fd").iterdir())
+        for each in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it was closed a moment ago
+                found.append(str(each.readlink()))
         return any(each.startswith(f"{self.data}/") and each.endswith(" (deleted)") for each in found)
 
     def verify(self) -> Json:
