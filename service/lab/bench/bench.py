@@ -129,7 +129,7 @@ class _Run:
         model, plan = self._model, self._plan
         texts = self._texts()
         self._check_room(texts.chunks)
-        first = model.captured([ids_of(model, texts.chunks[0])]).result()[0]
+        first = model.captured(ids_of(model, texts.chunks[:1])).result()[0]
         lengths = self._lengths(texts.chunks, token_bytes=first.nbytes // first.tokens)
         chunks = texts.chunks[: lengths[-1]]
         timer = FirstTokenTimer(model, self._part, chunks=chunks)
@@ -160,7 +160,7 @@ class _Run:
 
     def _check_room(self, chunks: Sequence[PromptPassage]) -> None:
         model, wanted = self._model, self._plan.chunk_tokens
-        around = lay(model, chunks[:1]).tokens - len(ids_of(model, chunks[0]).ids)
+        around = lay(model, chunks[:1]).tokens - len(ids_of(model, chunks[:1])[0].ids)
         if around + wanted > model.window:
             raise Invalid(
                 f"--chunk-tokens {wanted}: the window of {model.window:,} tokens holds no prompt with such a chunk: "

@@ -54,7 +54,7 @@ class FirstTokenTimer:
     """Sends prompts of chunks, one at a time. `items`: those that must be stored before."""
 
     def __init__(self, model: ServedModel, part: ScratchStore, *, chunks: Sequence[PromptPassage]) -> None:
-        self.items = part.items(model, [ids_of(model, each) for each in chunks])
+        self.items = part.items(model, ids_of(model, chunks))
         self._model = model
         self._part = part
         self._fingerprint = model.fingerprint.behind(model.prefix({}))
@@ -106,10 +106,11 @@ class FirstTokenTimer:
         return _Asked(found, sum(each.read for each in sources), tiers)
 
 
-def ids_of(model: ServedModel, chunk: PromptPassage) -> ChunkIds:
-    ids = model.titled(chunk.text, chunk.title, prefix=model.prefix({}))
-    assert ids, "chunks that cannot be said were left out"
-    return ids
+def ids_of(model: ServedModel, chunks: Sequence[PromptPassage]) -> list[ChunkIds]:
+    prefix = model.prefix({})
+    found = [model.titled(each.text, each.title, prefix=prefix) for each in chunks]
+    assert all(found), "chunks that cannot be said were left out"
+    return [each for each in found if each]
 
 
 def lay(model: ServedModel, chunks: Sequence[PromptPassage]) -> PromptTokens:
