@@ -3,7 +3,9 @@
 import gc
 import os
 import signal
+import ssl
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,9 @@ os.environ.setdefault("KVWEAVE_REUSE", "always")  # what is chosen is not to dep
 
 if not Path("/dev/nvidiactl").exists():  # kernels for a card run without one; triton looks when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Each client would read all certificates of the world, a thirtieth of a second, and talk to loopback without any.
+ssl.create_default_context = cache(ssl.create_default_context)
 
 # How long an example takes, and how long it takes to draw one, is this machine's matter.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
