@@ -25,9 +25,10 @@ TRITON := $(shell sed -n 's/^\(triton==[^ ]*\).*/\1/p' torch.lock)
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-# uv takes a tenth of pip's time, but knows nothing of pip's settings: where it reaches no packages, pip may.
+# uv takes a tenth of pip's time, but knows nothing of pip's settings: where it reaches no packages, pip may. Files that are
+# links into its cache some packages refuse to read.
 SERVED := -e '.[cpu,embedder,readers]'
-install_all = $(UV) pip install -q --python $(PY) -c constraints.txt $(1) || $(PIP) -q $(1)
+install_all = $(UV) pip install -q --link-mode copy --python $(PY) -c constraints.txt $(1) || $(PIP) -q $(1)
 
 install: $(INSTALLED) ## create the environment, again only when the dependencies changed
 
