@@ -53,7 +53,7 @@ $(INSTALLED): $(RUNS) torch.lock $(wildcard clients/*/pyproject.toml)
 check: $(INSTALLED) ## format, lint, types and architecture, without changing a file
 	$(PY) -m ruff format --check
 	$(PY) -m ruff check
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --threads 2 --pythonpath $(PY)
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
 	$(PY) -m pytest tests/test_architecture.py tests/test_commits.py
 
 # Tests start many processes: what one has compiled the next one need not, whatever the environment says.
