@@ -7,10 +7,11 @@ from typing import Final
 
 from llguidance import LLMatcher
 
-from blend.text.call_frame import ID, CallFrame, FrameText, Separators, Slot
+from blend.text.call_frame import ID, CallFrame, FrameText, Slot
 from blend.text.tokenizer import Tokenizer
 from retriever.documents import Json
 from service.errors import Invalid
+from service.model.schema_check import look_ahead, spaced
 
 FIELD: Final = "tools"
 MOST_CALLS: Final = 16  # in one answer
@@ -40,13 +41,14 @@ class CallOffer:
         most = MOST_CALLS - 1 if self.is_several else 0
         opening, closing = (_terms(each, spelled=spelled) for each in (frame.opening, frame.closing))
         more = "" if frame.glue is None or not most else f"({_terms(frame.glue, spelled=spelled)} call){{0,{most}}}"
-        yield f"start: {opening} call {more} {closing}"
+        yield f"{look_ahead(self.functions.values())}start: {opening} call {more} {closing}"
         yield "call: " + " | ".join(f"call_{number}" for number in range(len(self.functions)))
         for number, (name, schema) in enumerate(self.functions.items()):
             slots = {Slot.NAME: json.dumps(name), Slot.ID: f"/{ID.pattern}/", Slot.ARGUMENTS: f"arguments_{number}"}
             parts = (slots[each] if isinstance(each, Slot) else _terms(each, spelled=spelled) for each in frame.inner)
             yield f"call_{number}: {' '.join(parts)}"
-            yield f"arguments_{number}: %json {_spaced(schema, frame.separators)}"
+            item, key = frame.separators
+            yield f"arguments_{number}: {spaced(schema, item=item, key=key)}"
 
 
 def arguments_schema(name: str, parameters: Json | None) -> Json:
@@ -57,14 +59,6 @@ def arguments_schema(name: str, parameters: Json | None) -> Json:
         reason = f"the parameters of the tool {name!r} have the type {parameters['type']!r}: arguments are an object"
         raise Invalid(reason, field=FIELD)
     return {"type": "object", **parameters}
-
-
-def _spaced(schema: Json, separators: Separators) -> str:
-    """The schema of arguments whose white space is the template's."""
-    item, key = separators
-    return json.dumps(
-        {**schema, "x-guidance": {"whitespace_flexible": False, "item_separator": item, "key_separator": key}}
-    )
 
 
 def _terms(text: FrameText, *, spelled: bool) -> str:

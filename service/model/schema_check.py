@@ -1,9 +1,13 @@
 """Decides whether a JSON schema may be compiled here, by its size and its compilation's cost. Knows no model."""
 
 import json
+import math
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from subprocess import CalledProcessError
 from typing import Final, cast
+from urllib.parse import unquote
 
 from llguidance import LLMatcher
 
@@ -18,6 +22,7 @@ ANY_OBJECT: Final[Json] = {"type": "object"}
 MOST_CHARACTERS: Final = 100_000
 MOST_OBJECTS: Final = 1000  # each property is one, and each alternative
 DEEPEST: Final = 100
+MOST_CERTAIN: Final = 10_000  # characters that follow without a choice: each step looks ahead at all of them
 COMPILATION: Final = ParserRequest(memory_bytes=256 << 20, cpu_s=1, text_characters=20, wall_s=30.0)
 LEAST_BYTES: Final = 1 << 20  # that a grammar is taken for: it grows while it is followed
 
@@ -70,6 +75,13 @@ def _length(value: object) -> int:
     return value.bit_length() // 3 if isinstance(value, int) else 1
 
 
+def _names(value: object) -> list[str]:
+    """What its parts are called, in the order of `_inside`."""
+    if isinstance(value, dict):
+        return [*cast(dict[str, object], value)]
+    return [str(place) for place in range(len(cast(list[object], value)))] if isinstance(value, list) else []
+
+
 def _inside(value: object) -> list[object]:
     if isinstance(value, dict):
         return [*cast(dict[str, object], value).values()]
@@ -82,12 +94,70 @@ def json_grammar(schema: Json) -> str:
     White space is not free: a model unsure of what follows would write it without end.
     """
     try:
-        return LLMatcher.grammar_from_json_schema(
-            json.dumps(schema),
-            overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-        )
+        return LLMatcher.grammar_from_lark(f"{look_ahead([schema])}start: {spaced(schema, item=', ', key=': ')}")
     except ValueError as error:
         raise Invalid(f"the JSON schema cannot be followed: {error}", field=FIELD) from None
+
+
+def spaced(schema: Json, *, item: str, key: str) -> str:
+    """A schema as part of a grammar, with this white space and no other."""
+    space = {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
+    return f"%json {json.dumps({**schema, 'x-guidance': space})}"
+
+
+def look_ahead(schemas: Iterable[Json]) -> str:
+    """How a grammar with these schemas begins: it writes what is certain in the tokenizer's tokens, or does not look.
+
+    llguidance takes a hundred bytes for each character that is certain, and a few words may ask for any number.
+    """
+    certain = sum(_Certain(schema).characters for schema in schemas)
+    return "" if certain <= MOST_CERTAIN else '%llguidance {"no_forcing": true}\n'
+
+
+class _Certain:
+    """The characters that a schema may make certain at most: all of its parts, as often as any of them is repeated."""
+
+    def __init__(self, schema: Json) -> None:
+        self._schema = schema
+        self._known: dict[int, float] = {}
+        self._repeated = 1.0
+        self.characters = self._of(schema, 0) * self._repeated
+
+    def _of(self, part: object, depth: int) -> float:
+        """Those of a part alone: endless where it has itself inside, or is too deep to tell."""
+        inner, known = zip(_names(part), _inside(part), strict=True), self._known
+        if not isinstance(part, dict | list):
+            return _length(part)
+        if (place := id(cast(object, part))) not in known:
+            known[place] = math.inf
+            if depth <= DEEPEST:
+                known[place] = 2 + sum(self._named(*each, depth=depth + 1) for each in inner)
+        return known[place]
+
+    def _named(self, name: str, value: object, *, depth: int) -> float:
+        match name, value:
+            case "minItems", int() | float():
+                self._repeated *= max(1.0, min(value, 1e9))
+                return 0
+            case "minLength", int() | float():
+                return max(0.0, min(value, 1e9))
+            case "pattern", str():
+                return len(value) * math.prod(max(1.0, float(each)) for each in re.findall("[0-9]+", value))
+            case "$ref", str():
+                return self._of(self._referred(value), depth)
+            case _:
+                return len(name) + 2 + self._of(value, depth)
+
+    def _referred(self, pointer: str) -> object:
+        """The part that it names; the whole schema, which has everything inside, where that cannot be told."""
+        part: object = self._schema
+        for step in unquote(pointer).split("/")[1:]:
+            names = [*_names(part)]
+            name = step.replace("~1", "/").replace("~0", "~")
+            if not pointer.startswith("#/") or name not in names:
+                return self._schema
+            part = _inside(part)[names.index(name)]
+        return part
 
 
 def bytes_of(grammar: str) -> int:
