@@ -77,6 +77,18 @@ def ask(engine: LocalEngine, prompt: Prompt, *, order: BlendOrder, most: int = 1
     return asked
 
 
+def open_loop(asks: Sequence[Callable[[], Asked]], gaps: Sequence[float]) -> list[Asked]:
+    """Asks each so many seconds behind the one before, whether that is answered or not; returns when all are."""
+    due, asked = time.perf_counter(), list[Asked]()
+    for each, gap in zip(asks, gaps, strict=False):
+        due += gap
+        time.sleep(max(0.0, due - time.perf_counter()))
+        asked.append(each())
+    for each in asked:
+        each.wait()
+    return asked
+
+
 def plain(ids: Sequence[int]) -> Prompt:
     """A prompt that knows no chunks."""
     return Prompt((), (), tuple(ids))

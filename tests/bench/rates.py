@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ from service.app.composition import compose_model
 from service.settings import load_settings
 from tests.bench.accounting import drawn as drawn_trace
 from tests.bench.block_traces import arrivals
-from tests.bench.engine_requests import Asked, StoredChunks, Way, ask, drawn, ways
+from tests.bench.engine_requests import Asked, StoredChunks, Way, ask, drawn, open_loop, ways
 from tests.bench.models import random_model
 from tests.bench.picture import FOLDER, Line, Panel, draw
 from tests.bench.real.results import MeasuredPrompt, Results
@@ -83,14 +84,13 @@ def gaps(options: argparse.Namespace, chance: random.Random) -> list[float]:
 
 
 def at_rate(engine: LocalEngine, chunks: StoredChunks, way: Way, *, load: Load, rate: float) -> Point:
-    """An open loop: who comes does not wait for who came."""
-    began, due, asked = time.perf_counter(), 0.0, list[Asked]()
-    for numbers, question, gap in zip(load.prompts, load.questions, load.gaps, strict=False):
-        due += gap / rate
-        time.sleep(max(0.0, began + due - time.perf_counter()))
-        asked.append(ask(engine, way.made(chunks, numbers, question), order=way.order, most=ANSWER))
-    for each in asked:
-        each.wait()
+
+    def asked_for(numbers: Sequence[int], question: Sequence[int]) -> Asked:
+        return ask(engine, way.made(chunks, numbers, question), order=way.order, most=ANSWER)
+
+    began = time.perf_counter()
+    asks = [partial(asked_for, *each) for each in zip(load.prompts, load.questions, strict=False)]
+    asked = open_loop(asks, [gap / rate for gap in load.gaps])
     took = max(each.ended_s for each in asked) - began
     share = statistics.mean(each.computed / each.tokens for each in asked)
     return Point(rate, [each.first_s for each in asked], share, len(asked) / took)
