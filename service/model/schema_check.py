@@ -143,6 +143,9 @@ class _Certain:
                 return max(0.0, min(value, 1e9))
             case "pattern", str():
                 return len(value) * math.prod(max(1.0, float(each)) for each in re.findall("[0-9]+", value))
+            case "patternProperties", dict():
+                patterns = cast(dict[str, object], value)
+                return self._of(patterns, depth) + sum(self._named("pattern", each, depth=depth) for each in patterns)
             case "$ref", str():
                 return self._of(self._referred(value), depth)
             case _:

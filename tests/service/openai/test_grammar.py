@@ -309,6 +309,7 @@ TWICE: Json = {"type": "array", "prefixItems": [{"$ref": "#/$defs/a~1b"}] * 2, "
         {"allOf": [{"type": "array", "items": LONG}, {"minItems": 50}]},
         {"type": "array", "items": {"type": "string", "pattern": "^(ab){100}$"}, "minItems": 90},
         {"type": "string", "pattern": "^a{20000}$"},
+        {"type": "object", "patternProperties": {"^a{20000}$": LONG}, "additionalProperties": False},
         {"type": "string", "pattern": "^a*$", "minLength": 20_000},
         {"type": "array", "prefixItems": [LONG, {"$ref": "#"}], "minItems": 2},
         {"$defs": {"a/b": LONG}, "type": "array", "prefixItems": [TWICE] * 4, "minItems": 4},
