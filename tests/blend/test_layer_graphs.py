@@ -166,7 +166,7 @@ def test_a_decoder_that_records_chooses_the_same_tokens(model: LoadedModel, poli
     prompt = Case(prefix, (), "hth", (one, gap, other), question).prompt(model)
     wanted = fused(model, prompt, policy=policy, ratio=0.2)
     assert model.decoder.record_layers(recorder)
-    for _ in range(PASSES):
+    for _ in range(PASSES if DEVICE.type == "cuda" else 2):  # the second of as many rows is recorded
         found = fused(model, prompt, policy=policy, ratio=0.2)
         assert found.report.stages == wanted.report.stages and close(found.logits, wanted.logits)
     assert model.decoder.is_recorded
