@@ -118,20 +118,19 @@ class _Certain:
     """The characters that a schema may make certain at most: all of its parts, as often as any of them is repeated."""
 
     def __init__(self, schema: Json) -> None:
-        self._schema = schema
+        self._schema: object = schema
         self._known: dict[int, float] = {}
         self._repeated = 1.0
         self.characters = self._of(schema, 0) * self._repeated
 
     def _of(self, part: object, depth: int) -> float:
         """Those of a part alone: endless where it has itself inside, or is too deep to tell."""
-        inner, known = zip(_names(part), _inside(part), strict=True), self._known
-        if not isinstance(part, dict | list):
-            return _length(part)
-        if (place := id(cast(object, part))) not in known:
+        place, known = id(part), self._known
+        if place not in known:
             known[place] = math.inf
             if depth <= DEEPEST:
-                known[place] = 2 + sum(self._named(*each, depth=depth + 1) for each in inner)
+                named = zip(_names(part), _inside(part), strict=True)
+                known[place] = 2 + _length(part) + sum(self._named(*each, depth=depth + 1) for each in named)
         return known[place]
 
     def _named(self, name: str, value: object, *, depth: int) -> float:
@@ -144,22 +143,21 @@ class _Certain:
             case "pattern", str():
                 return len(value) * math.prod(max(1.0, float(each)) for each in re.findall("[0-9]+", value))
             case "patternProperties", dict():
-                patterns = cast(dict[str, object], value)
-                return self._of(patterns, depth) + sum(self._named("pattern", each, depth=depth) for each in patterns)
+                named = cast(dict[str, object], value)
+                return self._of(named, depth) + sum(self._named("pattern", each, depth=depth) for each in named)
             case "$ref", str():
                 return self._of(self._referred(value), depth)
             case _:
-                return len(name) + 2 + self._of(value, depth)
+                return self._of(value, depth)
 
     def _referred(self, pointer: str) -> object:
-        """The part that it names; the whole schema, which has everything inside, where that cannot be told."""
-        part: object = self._schema
+        """The part that it names; the whole schema, which has everything inside, where that is not told simply."""
+        part = self._schema
         for step in unquote(pointer).split("/")[1:]:
-            names = [*_names(part)]
             name = step.replace("~1", "/").replace("~0", "~")
-            if not pointer.startswith("#/") or name not in names:
+            if not pointer.startswith("#/") or not isinstance(part, dict) or name not in part:
                 return self._schema
-            part = _inside(part)[names.index(name)]
+            part = cast(dict[str, object], part)[name]
         return part
 
 
