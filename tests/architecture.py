@@ -23,7 +23,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6106, "retriever": 8968, "blend": 9324, "service": 29750, "clients": 6975}
+BUDGET = {"store": 6106, "retriever": 8969, "blend": 9324, "service": 29750, "clients": 6975}
 
 RECORDS = (
     "store.blob",
@@ -127,6 +127,7 @@ EXCUSED: dict[str, dict[str, str]] = {
     },
     "environment_readers": {
         "clients/vllm-kvweave/examples/openai_client.py:main": "an example shows where its addresses come from",
+        "retriever/readers/worker.py:ParserWorker.__init__": "a worker's is its parent's, but for traces",
         "service/app/give_back_memory.py:keep_freed_memory": "settings of the allocator's own, of whoever made them",
         f"{_VLLM}/connector.py:KvweaveConnector.__init__": "vLLM's settings stand in its log, and a key does not",
     },
