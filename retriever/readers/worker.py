@@ -40,6 +40,7 @@ class ParserWorker:
                 [sys.executable, "-m", "retriever.readers.serve", parser, str(its.fileno()), str(IDLE_S)],
                 cwd=_ROOT,
                 pass_fds=[its.fileno()],
+                env={**os.environ, "RUST_BACKTRACE": "0"},  # beyond a limit of memory, a trace waits for itself
                 process_group=0,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

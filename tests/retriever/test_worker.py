@@ -57,6 +57,7 @@ DEEDS = dict(
     hang=hang,
     kill=lambda: os.kill(os.getpid(), signal.SIGKILL),
     leave=lambda: left.append(1),
+    trace=lambda: os.environ["RUST_BACKTRACE"] == "0" or os.abort(),
     raises=lambda: 1 / 0,
     spin=spin,
     swell=lambda: bytes(1 << 42),
@@ -235,6 +236,13 @@ def test_nothing_outlives_a_process_that_was_killed(obedient: Obedient) -> None:
         assert obedient.hear() == b"h"
         asking.kill()
     assert obedient.hear() == b""
+
+
+def test_who_wants_traces_of_rust_has_none_of_workers(obedient: Obedient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is out of memory would wait for its own lock, until its time is over."""
+    monkeypatch.setenv("RUST_BACKTRACE", "1")
+    worker.close()
+    obedient.ask(b"trace")
 
 
 def test_a_fork_has_workers_of_its_own_and_nothing_is_left_at_the_end(obedient: Obedient) -> None:
