@@ -63,7 +63,7 @@ def check_size(schema: Json) -> None:
             if count > most:
                 reason = f"the JSON schema has {count:,} {what}, at most {most:,} are taken: ask for less in one answer"
                 raise Invalid(reason, field=FIELD)
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for each in level for _, inner in _parts(each)]
 
 
 def _length(value: object) -> int:
@@ -75,17 +75,11 @@ def _length(value: object) -> int:
     return value.bit_length() // 3 if isinstance(value, int) else 1
 
 
-def _names(value: object) -> list[str]:
-    """What its parts are called, in the order of `_inside`."""
+def _parts(value: object) -> list[tuple[str, object]]:
+    """What is inside it, with its names where it has any."""
     if isinstance(value, dict):
-        return [*cast(dict[str, object], value)]
-    return [str(place) for place in range(len(cast(list[object], value)))] if isinstance(value, list) else []
-
-
-def _inside(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return [*cast(dict[str, object], value).values()]
-    return cast(list[object], value) if isinstance(value, list) else []
+        return [*cast(dict[str, object], value).items()]
+    return [("", each) for each in cast(list[object], value)] if isinstance(value, list) else []
 
 
 def json_grammar(schema: Json) -> str:
@@ -129,8 +123,8 @@ class _Certain:
         if place not in known:
             known[place] = math.inf
             if depth <= DEEPEST:
-                named = zip(_names(part), _inside(part), strict=True)
-                known[place] = 2 + _length(part) + sum(self._named(*each, depth=depth + 1) for each in named)
+                inner = sum(self._named(*each, depth=depth + 1) for each in _parts(part))
+                known[place] = 2 + _length(part) + inner
         return known[place]
 
     def _named(self, name: str, value: object, *, depth: int) -> float:
