@@ -84,6 +84,7 @@ def gaps(options: argparse.Namespace, chance: random.Random) -> list[float]:
 
 
 def at_rate(engine: LocalEngine, chunks: StoredChunks, way: Way, *, load: Load, rate: float) -> Point:
+    """One line at one rate, by an open loop."""
 
     def asked_for(numbers: Sequence[int], question: Sequence[int]) -> Asked:
         return ask(engine, way.made(chunks, numbers, question), order=way.order, most=ANSWER)

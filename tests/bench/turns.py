@@ -42,7 +42,8 @@ def measure(engine: LocalEngine, options: argparse.Namespace, *, draw: int, voca
     sizes = [CHUNK * round(options.longest ** chance.random()) for _ in range(options.prompts)]
     prompts = [plain(drawn(each, chance, vocabulary=vocabulary)) for each in sizes]
     asks = [partial(ask, engine, each, order=FULL) for each in prompts]
-    alone = {size: open_loop([each], [0.0])[0].first_s for size, each in zip(sizes, asks, strict=True)}
+    by_size = dict(zip(sizes, asks, strict=True))
+    alone = {size: open_loop([each], [0.0])[0].first_s for size, each in by_size.items()}
     alone_s = [alone[each] for each in sizes]
     gaps = [chance.expovariate(options.rate / statistics.mean(alone_s)) for _ in sizes]
     for order in [*ORDERS][:: -1 if draw % 2 else 1]:
