@@ -13,7 +13,7 @@ from blend.errors import SamplingError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import PromptLayout
 from blend.run.context import Context
-from blend.run.prefixes import Prefixes
+from blend.run.prefixes import Prefixes, Session
 from blend.text.tokenizer import Detokenizer, Tokenizer
 
 OVERTAKES = 8.0  # times its own time: so much later may come what passes a prompt
@@ -131,8 +131,15 @@ class QueuedRequest(PendingRequest):
 
     def keep(self, prefixes: Prefixes, context: Context) -> None:
         """Keeps what stands before the chunks, or else the prefix, for prompts that begin alike."""
-        if context.placed < self._beginning:
-            prefixes.keep(self.layout.ids[: self._beginning], context, owner=self.request.owner)
+        beginning = self._beginning
+        if context.placed < beginning:
+            said = self.exact_session if beginning > len(self.request.prompt.prefix) else None
+            prefixes.keep(self.layout.ids[:beginning], context, owner=self.request.owner, session=said)
+
+    @property
+    def exact_session(self) -> Session | None:
+        """The conversation that ends with what is exact of it."""
+        return self.session and replace(self.session, order="")
 
     @property
     def _shareable(self) -> tuple[int, ...]:
@@ -234,8 +241,8 @@ class AnswerBuilder:
         """
         request, prompt = self.queued.request, self.queued.layout.ids
         is_plain = request.prompt.before_chunks is None
-        session = None if is_plain else self.queued.session
+        session = self.queued.exact_session if is_plain else self.queued.session
         if self._is_whole and (session or (is_plain and request.order.policy != "full")):
             computed = (*prompt, *self._text.generated)[: self.slot]
-            least = min(len(prompt), len(computed)) if session else 0
+            least = 0 if is_plain else min(len(prompt), len(computed))
             prefixes.keep(computed, self.context, owner=request.owner, session=session, least=least)

@@ -54,8 +54,8 @@ class EngineRequest:
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
     `payer`: whose share of the engine's time it takes. `within_s`: seconds until the answer has to be whole. `as_of`:
     when its texts were looked up, on the monotonic clock.
-    `session`: what is kept of its prompt and answer, blended or not, serves the next of the same name and policy alone;
-    empty for none.
+    `session`: what is kept of its prompt and answer serves the next of the same name alone, where it is blended that of
+    the same policy and `wanted_ratio`; empty for none. `keep_s`: as a session's.
     `receiver`: whoever goes on with the prompt; the request is then over behind Ready, with nothing generated.
     """
 
@@ -66,25 +66,28 @@ class EngineRequest:
     payer: str = ""
     within_s: float | None = None
     session: str = ""
+    wanted_ratio: float = 0.0
+    keep_s: float | None = None
     as_of: float = field(default_factory=time.monotonic, compare=False)
     receiver: PromptReceiver | None = None
     goes_on: bool = False
 
     @property
-    def session_by_order(self) -> str:
-        """The session, apart for each policy; empty for none."""
-        return f"{self.order.policy} {self.session}" if self.session else ""
-
-    @property
     def of_session(self) -> Session | None:
         """Whose rows it may go on with here; None for nobody's."""
         may = bool(self.session) and (self.order.policy != "full" or self.goes_on)
-        return Session(self.payer, self.session_by_order, self.as_of) if may else None
+        order = alike(self.order.policy, self.wanted_ratio)
+        return Session(self.payer, self.session, order, self.keep_s, self.as_of) if may else None
 
     @property
     def most_tokens(self) -> int:
         """How many tokens are generated here at most."""
         return 0 if self.receiver else self.sampling.max_tokens
+
+
+def alike(policy: str, wanted_ratio: float) -> str:
+    """How prompts of a session are blended that go on with each other's rows."""
+    return f"{policy} {wanted_ratio}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +208,10 @@ class Engine(Protocol):
         """
         ...
 
-    def end_sessions(self, payer: str) -> None:
-        """Keep nothing of the payer's sessions, nor of what was looked up so far: something of it is deleted."""
+    def end_sessions(self, payer: str, name: str = "") -> None:
+        """Keep nothing of the payer's session of this name; without one, nothing that any has of documents that were
+        looked up so far: something of the payer's is deleted.
+        """
         ...
 
     def capture(

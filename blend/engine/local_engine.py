@@ -123,10 +123,10 @@ class LocalEngine:
         """See `Engine.kept`."""
         return self._prefixes.tokens(ids, owner=owner, session=session)
 
-    def end_sessions(self, payer: str) -> None:
+    def end_sessions(self, payer: str, name: str = "") -> None:
         """See `Engine.end_sessions`."""
         with self._changed:
-            self._prefixes.end_sessions(payer)
+            self._prefixes.end_sessions(payer, name)
             self._changed.notify()
 
     def capture(

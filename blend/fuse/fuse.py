@@ -166,6 +166,7 @@ class _Fuse:
         self._forced &= ~self._exact
         self._replayed = torch.zeros_like(self._cached)
         self._replayed[list(selection.replayed)] = True
+        self._replayed &= ~self._exact
         self._feed: RecordLoader | None = None
         self._open = deque(decoder.model_layers.keeping)  # the layers that are not final yet
         self._stages: list[Tensor] = []

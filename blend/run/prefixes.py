@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +21,24 @@ from blend.run.spill import Spill, SpilledContext
 MOST = 256  # beginnings: each that its owner has is compared with a prompt
 FILES = 64  # of them that are on the disk: each takes one of the files that a process may have open
 KEPT_S = 3600.0
+ENDED_S = 86_400.0  # no prompt takes longer
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Prompts of one conversation, alike blended: what they leave may hold documents, and goes on to no others.
+    """A conversation. What prompts of one `order` leave may hold documents, and goes on to no others; where there is
+    none, what they leave is exact, and is kept for any prompt of its owner.
 
-    `as_of`: when the documents of this prompt were looked up, on the monotonic clock.
+    `keep_s`: how long what is left is kept, and then before what else its owner has. `as_of`: when the documents of
+    this prompt were looked up, on the monotonic clock.
     """
 
     payer: str
     name: str
+    order: str = ""
+    keep_s: float | None = field(default=None, compare=False)
     as_of: float = field(default_factory=time.monotonic, compare=False)
 
 
@@ -46,6 +52,10 @@ class _Beginning:
     least: int  # tokens that a prompt has in common with it, or nothing is of use to it
     cached: Tensor | None  # as a context's
     on_disk: bool = False  # or on its way there
+
+    @property
+    def is_pinned(self) -> bool:
+        return self.session is not None and self.session.keep_s is not None
 
     def common(self, ids: NDArray[np.int64]) -> int:
         """How many of the first tokens are the same."""
@@ -72,7 +82,7 @@ class Prefixes:
         self._room = bytes_at_most
         self._spill = spill
         self._clock = clock
-        self._ended: dict[str, float] = {}  # when all sessions of a payer last were
+        self._ended: dict[tuple[str, str], float] = {}  # when a payer's session last was; without a name: when all were
         self._kept: list[_Beginning] = []  # the one used last is the last; never changed, but replaced
 
     @property
@@ -103,9 +113,7 @@ class Prefixes:
         records.
         """
         states, wanted = context.states.behind(len(ids)), np.asarray(ids, np.int64)
-        if not len(wanted) or states is None or self._is_over(session):
-            return
-        if session and states.nbytes:  # of a session some rows are computed anew, which none before a state can be
+        if not len(wanted) or states is None or self._is_over(session) or (session and session.keep_s == 0):
             return
         if len(wanted) * context.token_bytes + states.nbytes > self._room:
             return
@@ -113,20 +121,34 @@ class Prefixes:
         if found and tokens == len(wanted) and not found.on_disk:
             self._use(found)
             return
-        own = self._own(owner, session)
-        if states.nbytes:  # each state is of use behind its own last token alone
-            least, own = len(wanted), [each for each in own if len(each.ids) >= len(wanted)]
-        covered = [each for each in own if session or each.common(wanted) == len(each.ids)]
-        rows, until = context.first(len(wanted)), self._clock() + KEPT_S
-        added = _Beginning(owner, session, wanted, rows, until, least, context.cached if session else None)
+        is_blended = session is not None and bool(session.order)
+        covered = [each for each in self._own(owner, session) if is_blended or each.common(wanted) == len(each.ids)]
+        cached = context.cached if is_blended else None
+        if states.nbytes:  # they are of use behind their own last token alone, and no row before them is computed anew
+            least, cached = len(wanted), None
+            covered = [each for each in covered if is_blended or len(each.ids) >= len(wanted)]
+        rows, until = context.first(len(wanted)), self._until(session)
+        added = _Beginning(owner, session, wanted, rows, until, least, cached)
         self._kept = self._within([*_without(self._kept, covered), added])
 
-    def end_sessions(self, payer: str) -> None:
-        """Keep nothing of this payer's sessions whose documents were looked up so far."""
-        self._ended[payer] = self._clock()
+    def end_sessions(self, payer: str, name: str = "") -> None:
+        """Keep nothing of this payer's session of this name, or of what any has of documents that were looked up so
+        far.
+        """
+        now = self._clock()
+        self._ended.pop((payer, name), None)  # the one that ended last is the last
+        self._ended[payer, name] = now
+        for key in [*takewhile(lambda key: self._ended[key] < now - ENDED_S, self._ended)]:
+            del self._ended[key]
 
     def _is_over(self, session: Session | None) -> bool:
-        return session is not None and session.as_of <= self._ended.get(session.payer, -math.inf)
+        if session is None:
+            return False
+        names = (session.name, "") if session.order else (session.name,)
+        return session.as_of <= max(self._ended.get((session.payer, name), -math.inf) for name in names)
+
+    def _until(self, session: Session | None) -> float:
+        return self._clock() + (KEPT_S if session is None or session.keep_s is None else session.keep_s)
 
     def expire(self) -> None:
         """Drop what was not used for too long."""
@@ -134,7 +156,7 @@ class Prefixes:
         self._kept = [each for each in self._kept if each.until > now and not self._is_over(each.session)]
 
     def _own(self, owner: str, session: Session | None) -> list[_Beginning]:
-        own = [each for each in self._kept if (each.owner, each.session) == (owner, session)]
+        own = [each for each in self._kept if each.owner == owner and _blended(each.session) == _blended(session)]
         return [each for each in own if not self._is_over(each.session)]
 
     def _longest(self, ids: Sequence[int], owner: str, *, session: Session | None) -> tuple[int, _Beginning | None]:
@@ -143,7 +165,7 @@ class Prefixes:
         return max(own, key=lambda each: each[0], default=(0, None))
 
     def _use(self, beginning: _Beginning) -> None:
-        beginning.until = self._clock() + KEPT_S
+        beginning.until = max(beginning.until, self._until(beginning.session))
         self._kept = [*_without(self._kept, [beginning]), beginning]
 
     def _read(self, beginning: _Beginning) -> Context | None:
@@ -171,7 +193,7 @@ class Prefixes:
         taken = sum(each.context.nbytes for each in on_disk)
         gone = _beyond(self._spill.room(taken), [*on_disk[1 - FILES :], leaving]) if self._spill else [leaving]
         gone += on_disk[: 1 - FILES]
-        may_go = not leaving.session and leaving not in gone  # what documents are in stays in memory
+        may_go = not _blended(leaving.session) and leaving not in gone  # what documents are in stays in memory
         if self._spill and may_go and self._spill.put(leaving.context, partial(_moved, leaving)):
             leaving.on_disk = True
             return _without(kept, gone)
@@ -186,6 +208,11 @@ def _moved(beginning: _Beginning, there: SpilledContext | None) -> None:
         beginning.until = 0.0
 
 
+def _blended(session: Session | None) -> Session | None:
+    """Whose rows they are; None where they are exact."""
+    return session if session and session.order else None
+
+
 def _without(kept: Iterable[_Beginning], gone: Sequence[_Beginning]) -> list[_Beginning]:
     return [each for each in kept if each not in gone]
 
@@ -197,7 +224,8 @@ def _beyond(room: int, kept: Sequence[_Beginning]) -> list[_Beginning]:
         taken[each.owner] += each.context.nbytes
     while taken.total() > room:
         share = room / len(taken)
-        oldest = next(each for each in left if taken[each.owner] > share)
+        beyond = [each for each in left if taken[each.owner] > share]
+        oldest = next((each for each in beyond if not each.is_pinned), beyond[0])
         left.remove(oldest)
         taken[oldest.owner] -= oldest.context.nbytes
     return _without(kept, left)

@@ -79,8 +79,9 @@ class AnswerRequest:
     `within_s`: the answer is worth nothing later than so many seconds after it was asked for.
     `tools`: those that the answer may call; vLLM then renders and computes the prompt. `own_tools`: those that it may
     call where our own engine answers.
-    `session`: the conversation that it is part of, as its key names it. `receiver`: whoever goes on with the prompt;
-    nothing is generated then. `as_of`: when it was asked, on the monotonic clock.
+    `session`: the conversation that it is part of, as its key names it; what it leaves is kept for `session_keep_s`, or
+    as long as is usual. `receiver`: whoever goes on with the prompt; nothing is generated then. `as_of`: when it was
+    asked, on the monotonic clock.
     """
 
     principal: Principal
@@ -98,6 +99,7 @@ class AnswerRequest:
     within_s: float | None = None
     id: str = ""
     session: str = ""
+    session_keep_s: float | None = None
     receiver: PromptReceiver | None = None
     tools: ToolUse | None = None
     own_tools: OwnTools | None = None
@@ -116,7 +118,16 @@ class AnswerRequest:
         """The turn that passages belong to: the user's last one, or the last one where there is none."""
         return max((at for at, turn in enumerate(self.turns) if turn.role == "user"), default=len(self.turns) - 1)
 
-    def session_by(self, wanted: BlendOrder) -> str:
-        """The session, apart for each key, and for the ratio that is wanted at least; empty for none."""
-        by = self.principal.tenant, self.principal.key_id, (self.order or wanted).ratio
-        return repr((*by, self.session)) if self.session else ""
+    @property
+    def session_name(self) -> str:
+        """The session's, apart for each key; empty for none."""
+        return session_name(self.principal, self.session) if self.session else ""
+
+    def wanted_ratio(self, usual: BlendOrder) -> float:
+        """The ratio that is wanted at least."""
+        return (self.order or usual).ratio
+
+
+def session_name(principal: Principal, name: str) -> str:
+    """How a session is called that this key names so."""
+    return repr((principal.tenant, principal.key_id, name))

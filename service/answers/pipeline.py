@@ -149,6 +149,8 @@ class Pipeline:
         finally:
             self._flying -= 1
             flight.give_up()
+            if ask.session_keep_s == 0:
+                self._model.end_session(name, ask.session_name)
 
     async def _events(self, ask: AnswerRequest, flight: _Flight) -> AsyncGenerator[Event]:
         timings = _Timings()
@@ -278,7 +280,8 @@ class Pipeline:
         sampling = replace(ask.sampling, processor=chained(*rules))
         asked = EngineRequest(prompt, sampling, plan.decision.order, payer=principal.tenant, as_of=ask.as_of)
         asked = replace(asked, owner=self._owner(principal), within_s=left_s, goes_on=plan.goes_on)
-        return replace(asked, session=ask.session_by(self._model.order), receiver=ask.receiver)
+        asked = replace(asked, session=ask.session_name, keep_s=ask.session_keep_s, receiver=ask.receiver)
+        return replace(asked, wanted_ratio=ask.wanted_ratio(self._model.order))
 
     def _goes_on(self, ask: AnswerRequest, plan: EnginePlan, *, beyond: int = 0) -> bool:
         """Whether its session left more of its beginning, computed alike: then nothing is sooner than to go on."""

@@ -11,6 +11,7 @@ from fastapi import Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
+from blend.engine.engine import alike
 from service.answers.events import Report, whole_answer
 from service.api.caller import By, Caller
 from service.api.fields import Whole
@@ -118,7 +119,7 @@ async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
     try:
         whole = await whole_answer(by.core.pipeline.answer(ask))
         end, is_told = whole.end, True
-        sharing = f"{end.report.policy} {ask.session_by(by.core.model.order)}" if ask.session else ""
+        order = alike(end.report.policy, ask.wanted_ratio(by.core.model.order))
         params = HandoverParams(
             handle=receiver.lease.handle, tokens=len(receiver.lease.handoff.ids), digest=receiver.lease.handoff.digest
         )
@@ -126,7 +127,7 @@ async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
             id=ask.id,
             ids=list(receiver.lease.handoff.ids),
             handle=params.handle,
-            salt=handoffs.salt(sharing),
+            salt=handoffs.salt(ask.session_name, order),
             digest=params.digest,
             lease_s=handoffs.lease_s,
             kv_transfer_params={"kvweave": params},

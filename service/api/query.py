@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel, Field
 
 from blend.engine.engine import ChoiceEnded, MessagePiece
-from service.answers.answer_request import AnswerRequest
+from service.answers.answer_request import AnswerRequest, session_name
 from service.answers.events import (
     ChunkReport,
     Delta,
@@ -22,10 +22,13 @@ from service.answers.events import (
     whole_answer,
 )
 from service.api.caller import By
+from service.api.fields import Name
 from service.api.problems import failure_of, problem_of, request_id_of
 from service.api.questions import AskedQuestion, SamplingIn, SecondsGiven, to_answer_request
 from service.api.rendering import SourceOut, UsageOut, rendered_source, rendered_usage, timed_answer
 from service.api.streams import client_gone, sse, streamed, unless_gone
+from service.errors import Unavailable
+from service.truth.peers import Passed
 
 
 class QueryRequest(AskedQuestion):
@@ -44,6 +47,15 @@ class QueryAnswer(BaseModel):
     sources: list[SourceOut]
     usage: UsageOut
     report: Report
+
+
+def end_session(by: By, name: Name) -> Response:
+    """Keep nothing of a session: not what its turns computed, and nothing that is on its way."""
+    tenant, name = by.who.tenant, session_name(by.who, name)
+    by.core.model.end_session(tenant, name)
+    if not by.core.tenants.peers.passed(Passed(tenant, name)):
+        raise Unavailable("the session has ended here, but not on all replicas yet: ask again")
+    return Response(status_code=204)
 
 
 class RetrievedEvent(BaseModel):

@@ -47,7 +47,19 @@ SecondsGiven = Annotated[
         description="Seconds in which the answer has to be whole; refused at once where that cannot be",
     ),
 ]
-SESSION = "The conversation: what is computed of it is kept, blended too, for this key's next turn that begins alike"
+
+
+class Conversation(Strict):
+    """The conversation that a request is a turn of, if it is of any."""
+
+    session: Name | None = Field(
+        None, description="Its name: what is computed is kept, blended too, for this key's next turn that begins alike"
+    )
+    session_keep_s: Annotated[int, Field(ge=0, le=7 * 24 * 3600), WHOLE] | None = Field(
+        None,
+        description="How long it is kept behind this turn, by default an hour; what is said here goes before all else "
+        "that the key has. 0 ends the session with this turn",
+    )
 
 
 class MessageIn(Strict):
@@ -122,7 +134,7 @@ class SamplingIn(Strict):
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
 
 
-class AskedQuestion(OneOf):
+class AskedQuestion(OneOf, Conversation):
     """A question about the documents, or a chat whose last message is one, and what is put into its prompt."""
 
     choices = ("question", "messages")
@@ -144,7 +156,6 @@ class AskedQuestion(OneOf):
     chunk_ids: list[ChunkId] = Field(default_factory=list[str], max_length=1000)
     documents: list[LooseIn] = Field(default_factory=list[LooseIn], max_length=100_000)
     blend: BlendIn | None = None
-    session: Name = Field("", description=SESSION)
 
 
 def check_length(settings: "Settings", text: str, *, field: str) -> None:
@@ -171,7 +182,8 @@ def to_answer_request(by: Caller, wanted: AskedQuestion, *, sampling: SamplingIn
         sampling=_sampling(sampling),
         grammar=_grammar(sampling),
         asks=True,
-        session=wanted.session,
+        session=wanted.session or "",
+        session_keep_s=wanted.session_keep_s,
         id=f"query-{secrets.token_hex(12)}",
     )
 

@@ -71,6 +71,7 @@ ROUTES = (
     Route("POST", "/v1/search", search.search, Reads, (404,)),
     Route("POST", "/v1/rerank", search.rerank, Reads, (404,)),
     Route("POST", "/v1/query", query.query, Reads, (404,), answers=ANSWER),
+    Route("DELETE", "/v1/sessions/{name:name}", query.end_session, Reads, status=204),
     Route("POST", "/v1/fuse", handoffs.fuse, Reads, (404,), answers=FUSED),
     Route("GET", HANDOFF, handoffs.get_handoff, Fetches, (404,)),
     Route("GET", f"{HANDOFF}/layers/{{layer}}", handoffs.get_layer, Fetches, (404,), answers=LAYER),

@@ -117,7 +117,11 @@ def _equipped(settings: Settings, model: ServedModel, *, handoffs: Handoffs) -> 
         handoffs.void(tenant)
         model.engine.end_sessions(tenant)
 
-    model = replace(model, speeds=_speeds(settings, model), let_go=let_go)
+    def end_session(tenant: str, name: str) -> None:
+        handoffs.end_sharing(name)
+        model.engine.end_sessions(tenant, name)
+
+    model = replace(model, speeds=_speeds(settings, model), let_go=let_go, end_session=end_session)
     address = settings.generator
     if address is None:
         return model

@@ -21,7 +21,7 @@ from service.documents.libraries import Libraries
 from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
 from service.truth.control import Control
-from service.truth.peers import Peers
+from service.truth.peers import Passed, Peers
 from service.truth.truth import Truth
 from store.blob_store import BlobStore, Put, StoredBlob
 from store.errors import StoreError
@@ -107,7 +107,7 @@ class Tenant:
     def _removed(self, removal: Removal) -> Removed:
         self.void()
         is_swept = self.sweep(SWEEP_S, kept=removal.kept)
-        return Removed(removal.gone, removal.kept, self._peers.passed(self.name) and is_swept)
+        return Removed(removal.gone, removal.kept, self._peers.passed(Passed(self.name)) and is_swept)
 
     def sweep(self, limit_s: float, *, kept: Collection[str] = ()) -> bool:
         """Deletes the caches of chunks that are gone. Returns whether none is left; anybody finds the rest again.
@@ -293,11 +293,16 @@ class Tenants:
     def names(self) -> list[str]:
         return self._names()
 
-    def learn(self, names: Collection[str] | None) -> None:
-        """Lets go of what other services have deleted of these tenants, or of all. Raises StoreError."""
-        for name in [each.name for each in self.opened()] if names is None else names:
-            self.model.let_go(name)
-        self.store.learn_deletions(names)
+    def learn(self, passed: Collection[Passed] | None) -> None:
+        """Lets go of what other services have deleted of these tenants, or of all, and of sessions that have ended.
+        Raises StoreError.
+        """
+        for tenant, session in [Passed(each.name) for each in self.opened()] if passed is None else passed:
+            if session:
+                self.model.end_session(tenant, session)
+            else:
+                self.model.let_go(tenant)
+        self.store.learn_deletions(None if passed is None else [each.tenant for each in passed if not each.session])
 
     def forget(self) -> None:
         """Opens all tenants anew, without what was made of their catalogs: these may be others."""

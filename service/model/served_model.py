@@ -20,7 +20,7 @@ def made_up_ids(tokens: int, *, vocabulary: int) -> Ids:
     return tuple((3 + 7 * place) % vocabulary for place in range(tokens))
 
 
-def _hold_nothing(tenant: str) -> None:
+def _hold_nothing(tenant: str, session: str = "") -> None:
     """A model without a service hands no prompts over."""
 
 
@@ -33,6 +33,7 @@ class ServedModel:
     `usual`: how its authors have it sample.
     `has_states`: it keeps more of a prompt than keys and values, which nobody else can go on with.
     `let_go`: called with a tenant of which something was deleted, before it goes; its prompts may hold it.
+    `end_session`: called with a tenant, and the name of a session of which nothing is to be kept.
     """
 
     engine: Engine
@@ -47,6 +48,7 @@ class ServedModel:
     system: str | None = None
     usual: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
     let_go: Callable[[str], None] = _hold_nothing
+    end_session: Callable[[str, str], None] = _hold_nothing
 
     def prefix(self, rules: Json) -> Ids:
         """The prefix behind which the chunks of a collection with these rules are captured, as rendered today."""

@@ -58,6 +58,7 @@ def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, de
         inline=True,
         template=request.chat_template_kwargs or {},
         session=request.session or "",
+        session_keep_s=request.session_keep_s,
         tools=_tools(request) if is_generated else None,
         own_tools=None if is_generated else _own_tools(request),
         id=id,

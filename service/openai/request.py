@@ -24,7 +24,6 @@ from service.api.fields import (
     ChunkId,
     CollectionName,
     MinP,
-    Name,
     OneOf,
     RepetitionPenalty,
     Seed,
@@ -33,7 +32,7 @@ from service.api.fields import (
     TokensDrawn,
     stop_strings,
 )
-from service.api.questions import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, TextFormat
+from service.api.questions import BlendIn, Conversation, LooseIn, ObjectFormat, SchemaFormat, TextFormat
 from service.model.logit_processors import LogitBias, Penalties, chained
 from service.openai.tools import MOST_TOOLS, Tool, ToolCall, ToolChoice
 
@@ -163,7 +162,7 @@ class StreamOptions(Strict):
     continuous_usage_stats: Unused = None
 
 
-class Extras(Strict):
+class Extras(Conversation):
     """What kvweave takes and OpenAI does not."""
 
     documents: list[LooseIn] | None = Field(
@@ -172,7 +171,6 @@ class Extras(Strict):
     chunk_ids: list[ChunkId] | None = Field(None, max_length=1000)
     collection: CollectionName | None = Field(None, description="Search this collection with the last message")
     blend: BlendIn | None = None
-    session: Name | None = Field(None, description=SESSION)
     chat_template_kwargs: dict[str, Option] | None = Field(None, examples=[{"enable_thinking": False}])
 
 

@@ -11,8 +11,8 @@ from blend.engine.engine import ChoiceEnded
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Turn
 from service.answers.events import Delta, Event, Finished, Retrieved, Source
-from service.api.fields import WHOLE, Name
-from service.api.questions import SESSION, BlendIn
+from service.api.fields import WHOLE
+from service.api.questions import BlendIn, Conversation
 from service.api.rendering import rendered
 from service.errors import Invalid
 from service.openai.answer_bodies import CachedTokens, ChatCompletion, Choice, CompletionUsage, Extra, Logprobs
@@ -37,7 +37,7 @@ Prompt = Annotated[str, Field(min_length=1)]
 Prompts = Annotated[list[Prompt], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
-class TextRequest(SamplingFields):
+class TextRequest(SamplingFields, Conversation):
     """Texts to go on with, each by itself."""
 
     model: str = Field(examples=["default"])
@@ -51,7 +51,6 @@ class TextRequest(SamplingFields):
     stream: bool | None = Field(None, description="Of one prompt")
     stream_options: StreamOptions | None = None
     blend: BlendIn | None = None
-    session: Name | None = Field(None, description=SESSION)
     best_of: Literal[1] | None = None
     suffix: Annotated[Refused, not_served("kvweave writes no middle of a text: leave it out")] = None
     user: Unused = None
@@ -81,6 +80,7 @@ class TextRequest(SamplingFields):
                 is_raw=True,
                 inline=True,
                 session=self.session or "",
+                session_keep_s=self.session_keep_s,
                 id=id if number == 0 else f"{id}-{number}",
             )
             for number, each in enumerate(self.prompts)

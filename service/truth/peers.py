@@ -3,16 +3,23 @@
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 BEHIND: Final = "this replica was cut off from the others and catches up with what they did: ask again"
+
+
+class Passed(NamedTuple):
+    """A tenant of which something was deleted, or one of its sessions that has ended."""
+
+    tenant: str
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Follower:
     """What a service does where others have done something. `learn` raises StoreError."""
 
-    learn: Callable[[Collection[str] | None], None]  # forget what was deleted of these tenants, or of all
+    learn: Callable[[Collection[Passed] | None], None]  # forget what was deleted of these, or of all tenants
     wake: Callable[[str], None]  # look whether there is work for a tenant
     resting: Callable[[], AbstractContextManager[None]]  # work on nothing while the block runs
     forget: Callable[[], None]  # let go of what was made of the truth, which may be another one
@@ -27,8 +34,8 @@ class Peers:
         """
         return 0
 
-    def passed(self, tenant: str) -> bool:
-        """Tells that something of a tenant was deleted, and waits; returns whether no service has any of it left."""
+    def passed(self, what: Passed) -> bool:
+        """Tells that something was deleted, or ended, and waits; returns whether no service has any of it left."""
         return True
 
     def taken(self, tenant: str) -> Sequence[int]:

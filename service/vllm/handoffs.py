@@ -6,6 +6,7 @@ import math
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 LEASE_S = 60.0  # a prompt that nobody has fetched so long behind its last layer is forgotten
 HANDLE_BYTES = 24
 SALT_BYTES = 32
+MOST_ENDED = 10_000  # names that are known to have ended; behind them everybody shares anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Handoffs:
         self.lease_s = lease_s
         self._limit_bytes = limit_bytes
         self._secret = secrets.token_bytes(SALT_BYTES)
+        self._ended = Counter[str]()  # how often those who share by a name have ended
         self._held: dict[str, Lease] = {}
         self._deleted: dict[str, float] = {}  # when something of a tenant last was, on the monotonic clock
         self._changed = threading.Condition()
@@ -97,11 +100,22 @@ class Handoffs:
         with self._changed:
             return self._nbytes() + nbytes <= self._limit_bytes
 
-    def salt(self, sharing: str) -> str:
-        """A secret for whoever goes on with a prompt, the same for all that share; empty: it shares nothing."""
+    def salt(self, sharing: str, order: str = "") -> str:
+        """A secret for whoever goes on with a prompt, the same for all that share and are blended alike; empty: it
+        shares nothing.
+        """
         if not sharing:
             return secrets.token_urlsafe(SALT_BYTES)
-        return hmac.new(self._secret, sharing.encode(), "sha256").hexdigest()
+        with self._changed:
+            return hmac.new(self._secret, f"{self._ended[sharing]} {order} {sharing}".encode(), "sha256").hexdigest()
+
+    def end_sharing(self, sharing: str) -> None:
+        """Nobody goes on with what was shared by this name so far."""
+        with self._changed:
+            self._ended[sharing] += 1
+            if len(self._ended) > MOST_ENDED:
+                self._secret = secrets.token_bytes(SALT_BYTES)
+                self._ended.clear()
 
     def add(self, handoff: Handoff, readers: HandoffReaders) -> Lease:
         """Takes a prompt in, under a new handle. Raises Exhausted where there is no room for it."""

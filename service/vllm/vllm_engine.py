@@ -17,7 +17,7 @@ from functools import partial
 from threading import Lock, Thread
 from typing import TypeVar
 
-from blend.engine.engine import Done, EngineRequest, Event, Failed, PayerLoad, Ready, Ticket
+from blend.engine.engine import Done, EngineRequest, Event, Failed, PayerLoad, Ready, Ticket, alike
 from blend.engine.sampling import Sampling
 from blend.errors import BlendError, Late, PromptError
 from blend.fuse.fuse import BlendOrder, FuseReport
@@ -111,8 +111,8 @@ class VllmEngine:
     def kept(self, ids: Sequence[int], *, owner: str, session: Session | None = None) -> int:
         return self._local.kept(ids, owner=owner, session=session) if session else 0  # what else vLLM keeps it knows
 
-    def end_sessions(self, payer: str) -> None:
-        self._local.end_sessions(payer)
+    def end_sessions(self, payer: str, name: str = "") -> None:
+        self._local.end_sessions(payer, name)
 
     def capture(
         self,
@@ -240,7 +240,8 @@ class VllmEngine:
             salt = self._handoffs.salt(f"exact {request.owner}")
             asked = Completion(agreed.model, answer.ids, request.sampling, stop_ids, salt, rules=answer.rules)
             if handed is not None:
-                asked = replace(asked, salt=self._handoffs.salt(request.session_by_order), params=handed.params)
+                salt = self._handoffs.salt(request.session, alike(request.order.policy, request.wanted_ratio))
+                asked = replace(asked, salt=salt, params=handed.params)
             most_tokens = min(request.sampling.max_tokens, room)
             if "messages" in answer.rules:
                 await self._tell_messages(answer, self._client.chat(asked, most_tokens=most_tokens))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
@@ -119,7 +120,7 @@ def test_what_nobody_uses_goes_after_its_time() -> None:
 def test_a_session_has_its_last_prompt_alone_and_ends_for_those_that_were_looked_up_before() -> None:
     now = [10.0]
     prefixes = Prefixes(1 << 20, clock=lambda: now[0])
-    one, later, other = Session("a", "s", as_of=9.0), Session("a", "s", as_of=11.0), Session("b", "s", as_of=9.0)
+    one, later, other = (Session(payer, "s", "reuse", as_of=at) for payer, at in (("a", 9.0), ("a", 11.0), ("b", 9.0)))
     for ids in ((1, 2), (2, 1, 1)):
         prefixes.keep(ids, context("a", ids), owner="a", session=one, least=2)
     prefixes.keep((1, 2), context("b", (1, 2)), owner="b", session=other, least=2)
@@ -132,6 +133,62 @@ def test_a_session_has_its_last_prompt_alone_and_ends_for_those_that_were_looked
     assert [each.owner for each in prefixes._kept] == ["b"]
     prefixes.keep((2, 2), context("a", (2, 2)), owner="a", session=later)
     assert prefixes.tokens((2, 2), owner="a", session=later) == 2
+
+
+def test_a_session_that_is_ended_by_its_name_leaves_nothing_blended_or_exact_and_others_stay() -> None:
+    now = [10.0]
+    prefixes = Prefixes(1 << 20, clock=lambda: now[0])
+    orders = ("reuse 0.15", "ask 0.3", "")
+    for name, order in product("st", orders):
+        ids = (1, ord(name), len(order))
+        prefixes.keep(ids, context("a", ids), owner="a", session=Session("p", name, order, as_of=9.0))
+    prefixes.end_sessions("p", "s")
+    late = Session("p", "s", "reuse 0.15", as_of=9.5)
+    prefixes.keep((1, 2), context("a", (1, 2)), owner="a", session=late)
+    prefixes.expire()
+    assert [(each.session.name, each.session.order) for each in prefixes._kept if each.session] == [
+        ("t", order) for order in orders
+    ]
+    now[0] += KEPT_S + 1
+    prefixes.expire()
+    assert not prefixes._kept
+
+
+def test_a_lease_is_as_long_as_it_was_named_and_goes_before_what_else_its_owner_has() -> None:
+    """A pin takes no other owner's share."""
+    now = [10.0]
+    size = context("a", (1,) * 8).nbytes
+    prefixes = Prefixes(4 * size, clock=lambda: now[0])
+
+    def keep(owner: str, first: int, keep_s: float | None = None) -> None:
+        ids = (first,) * 8
+        prefixes.keep(ids, context(owner, ids), owner=owner, session=Session(owner, f"{first}", "o", keep_s))
+
+    def kept() -> str:
+        prefixes.expire()
+        return "".join(sorted(f"{each.owner}{each.ids[0]}" for each in prefixes._kept))
+
+    keep("a", 1, 3 * KEPT_S)
+    keep("a", 2, 60.0)
+    for first in (3, 4, 5):
+        keep("a", first)
+    assert kept() == "a1a2a4a5"
+    keep("b", 1)
+    keep("b", 2)
+    assert kept() == "a1a2b1b2"
+    keep("a", 3)
+    assert kept() == "a1a2b1b2", "what is pinned stays, and what is not goes, even if it came last"
+    keep("b", 3, 0.0)
+    assert kept() == "a1a2b1b2"
+    now[0] += 61.0
+    assert kept() == "a1b1b2"
+    now[0] += KEPT_S
+    assert kept() == "a1"
+    prefixes.restore((1,) * 9, context("a", (1,) * 9), owner="a", session=Session("a", "1", "o"))
+    now[0] += 2 * KEPT_S
+    assert kept() == "a1", "a turn begins its lease anew"
+    now[0] += KEPT_S
+    assert not kept()
 
 
 class AtOnce(Executor):

@@ -215,6 +215,7 @@ def using() -> Iterator[Step]:
     yield Step("POST /v1/query", body={"question": QUESTIONS[0], "sampling": SAMPLING, "stream": True})
     yield Step("POST /v1/query", body={"question": QUESTIONS[0], "documents": [{"text": LETTER}], "sampling": SAMPLING})
     yield Step("POST /v1/query", body={"question": QUESTIONS[2], "chunk_ids": ids_of(REGISTER, LETTER)})
+    yield Step("DELETE /v1/sessions/{name}", {"name": "s"})
     yield Step("POST /v1/query", body={"question": QUESTIONS[2], "system": "Be brief.", "collection": "mine"})
     for chosen in ({"document_ids": ["fresh", "letter", "pair"]}, {"chunk_ids": ids_of(LEDGER, FRESH, LETTER)}):
         yield Step("POST /v1/cache/lookup", body=chosen)

@@ -33,6 +33,7 @@ READ = {
     "POST /v1/rerank",
     "POST /v1/query",
     "POST /v1/fuse",
+    "DELETE /v1/sessions/{name}",
     "POST /v1/cache/lookup",
     "GET /v1/stats",
     "POST /v1/chat/completions",
@@ -259,7 +260,7 @@ def test_a_conversation_that_goes_on_computes_what_is_new_for_its_key_alone(serv
     assert taken[-1] - of_other > 16
 
 
-@pytest.mark.parametrize("end", ["DELETE", "PATCH"])
+@pytest.mark.parametrize("end", ["DELETE", "PATCH", "named", "lease"])
 def test_a_session_over_documents_computes_what_is_new_for_its_key_alone_until_one_goes(
     service: Inside, end: str
 ) -> None:
@@ -291,8 +292,14 @@ def test_a_session_over_documents_computes_what_is_new_for_its_key_alone_until_o
         def kept() -> bool:
             return any(each.session and each.session.payer == tenant for each in prefixes._kept)
 
+        assert other.delete("/v1/sessions/s").status_code == one.delete("/v1/sessions/t").status_code == 204
         assert kept()
-        good(one.request(end, "/v1/documents/1", json={"metadata": {"team": "b"}} if end == "PATCH" else None))
+        if end == "named":
+            assert one.delete("/v1/sessions/s").status_code == 204
+        elif end == "lease":
+            assert turn(one, last, "Enough?", session="s", session_keep_s=0)[1] < 40
+        else:
+            good(one.request(end, "/v1/documents/1", json={"metadata": {"team": "b"}} if end == "PATCH" else None))
         wait_for(lambda: not kept(), "what the session had kept is gone")
         assert turn(one, last, questions[0], session="s")[1] > third + 20
 

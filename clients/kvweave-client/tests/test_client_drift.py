@@ -60,6 +60,7 @@ CALLS: dict[str, tuple[Operation[Any] | Listing[Any] | Streaming[Any], dict[str,
     "pin": (operations.pin(collection="c"), {"Touched": answers.Touched}),
     "unpin": (operations.unpin(collection="c"), {"Touched": answers.Touched}),
     "evict": (operations.evict(collection="c"), {"Touched": answers.Touched}),
+    "end_session": (operations.end_session("s"), {}),
     "blend_switch": (operations.blend_switch(), {"BlendSwitch": answers.BlendSwitch}),
     "put_blend_switch": (operations.put_blend_switch(enabled=True), {"BlendSwitch": answers.BlendSwitch}),
 }

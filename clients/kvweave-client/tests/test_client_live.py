@@ -284,6 +284,13 @@ def evict(world: World) -> None:
     assert state.state != "stored"
 
 
+def end_session(world: World) -> None:
+    told = [world.do("chat", ASKED, temperature=0, session="a/b", session_keep_s=60) for _ in range(2)]
+    assert [each.text for each in told] == ["badger"] * 2
+    assert world.do("end_session", "a/b") is None
+    assert world.do("end_session", "a/b") is None, "what has ended may be ended again"
+
+
 def blend_switch(world: World) -> None:
     before = world.do("blend_switch")
     try:

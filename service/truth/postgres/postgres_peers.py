@@ -13,7 +13,7 @@ from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.schemas import SERVICE
 from service.access.principal import Principal
 from service.access.rates import WINDOW_S
-from service.truth.peers import Peers
+from service.truth.peers import Passed, Peers
 
 TABLES: Final = """
 CREATE TABLE replicas (
@@ -31,6 +31,9 @@ GIVEN_UP_S: Final = 6.0  # how long one is looked at that tells nothing: clocks 
 PASSING_S: Final = 10.0  # how long a delete waits for the others
 _LOOK_S: Final = 0.02
 _SWEPT: Final = "; UPDATE version SET value = value + 1; SELECT pg_notify('kvweave', '')"
+_LEARNED: Final = (  # ended sessions that all services know of
+    "DELETE FROM sweeps WHERE tenant LIKE E'%\n%' AND number <= (SELECT min(passed) FROM replicas)"
+)
 _LOCKS: Final = 1802925925  # precompute's have the number before
 _TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"  # another one where a standby took over
 _COUNT: Final = f"""
@@ -64,19 +67,20 @@ class PostgresPeers(Peers):
         self._beats = 0  # that the database has acknowledged
         self._timeline = ""
 
-    def passed(self, tenant: str) -> bool:
+    def passed(self, what: Passed) -> bool:
         try:
-            return self._wait_for_all(tenant)
+            return self._wait_for_all("\n".join(what) if what.session else what.tenant)
         except CatalogError:  # what was deleted stays so
             return False
 
-    def _wait_for_all(self, tenant: str) -> bool:
+    def _wait_for_all(self, what: str) -> bool:
         with self._database.transaction(_SWEPT, schema=SERVICE) as connection:
             [number] = connection.execute(
                 "INSERT INTO sweeps VALUES (?, (SELECT value FROM version)) "
                 "ON CONFLICT (tenant) DO UPDATE SET number = excluded.number RETURNING number",
-                (tenant,),
+                (what,),
             ).fetchone()
+            connection.execute(_LEARNED)
         until = time.monotonic() + PASSING_S
         while True:
             with self._database.connection() as connection:
@@ -156,11 +160,13 @@ class PostgresPeers(Peers):
         self._beats = max(self._beats, found[0] if found else 0)
         return found is not None
 
-    def swept_after(self, number: int) -> dict[str, int]:
-        """The tenants of which something was deleted since, and the number of the last delete of each."""
+    def swept_after(self, number: int) -> dict[Passed, int]:
+        """The tenants of which something was deleted since, and the sessions that ended, with the number of the last
+        time of each.
+        """
         with self._database.connection() as connection:
             found = connection.execute("SELECT tenant, number FROM sweeps WHERE number > ?", (number,)).fetchall()
-        return dict(found)
+        return {Passed(*what.split("\n")): number for what, number in found}
 
     def give_up(self, other: ReplicaRow) -> bool:
         """Takes a service out that has told nothing for too long, and ends what it has begun. False where it has."""

@@ -108,6 +108,13 @@ def test_a_session_shares_a_salt_with_itself_alone(pair: Pair) -> None:
     assert different[3] == different[4], "exact prompts share their key's salt, whatever the session"
     assert len({mine, *different}) == len(different), "nobody else has it"
     assert min(map(len, salts)) >= 32
+
+    assert pair.client.delete("/v1/sessions/s").status_code == 204
+    for wanted in (more, {**more, "session": "t"}, {**more, "session_keep_s": 0}, more):
+        ask(pair.client, QUESTION, **wanted)
+    behind, other, last, anew = (body["cache_salt"] for body in pair.script.bodies[-4:])
+    assert other in different and behind == last
+    assert len({*salts, behind, anew}) == len({*salts}) + 2, "nobody goes on with what vLLM has of an ended session"
     pair.inside.core.handoffs.void("default")
 
 

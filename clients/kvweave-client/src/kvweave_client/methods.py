@@ -126,5 +126,6 @@ class Methods:
     pin = _call(operations.pin)
     unpin = _call(operations.unpin)
     evict = _call(operations.evict)
+    end_session = _call(operations.end_session)
     blend_switch = _call(operations.blend_switch)
     put_blend_switch = _call(operations.put_blend_switch)

@@ -26,6 +26,7 @@ from kvweave_client.options import (
 from kvweave_client.requests import (
     EVENTS,
     JSON,
+    NOTHING,
     Cursor,
     Listing,
     Operation,
@@ -244,6 +245,11 @@ def unpin(**choice: Unpack[Choice]) -> Operation[answers.Touched]:
 def evict(**choice: Unpack[Choice]) -> Operation[answers.Touched]:
     """Forget what is stored of these chunks. It is computed again when it is needed."""
     return _touching("evict", choice)
+
+
+def end_session(name: str) -> Operation[None]:
+    """Keep nothing of a conversation of this key, of which turns have this `session`."""
+    return Operation(Request("DELETE", path("sessions", name), accepts=NOTHING), lambda _: None)
 
 
 def blend_switch() -> Operation[answers.BlendSwitch]:

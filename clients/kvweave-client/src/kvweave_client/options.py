@@ -104,7 +104,8 @@ class SearchOptions(TypedDict, total=False):
 class QueryOptions(TypedDict, total=False):
     """What an answer rests on, and how it is made. `top_k` 0 searches nothing.
 
-    `session`: the conversation: what is computed of it is kept for this key's next turn that begins alike.
+    `session`: the conversation: what is computed of it is kept for this key's next turn that begins alike, for
+    `session_keep_s`, by default an hour; 0 ends it.
     """
 
     system: str | None
@@ -119,6 +120,7 @@ class QueryOptions(TypedDict, total=False):
     blend: Blend | None
     sampling: Sampling | None
     session: str
+    session_keep_s: int | None
 
 
 class ChatOptions(TypedDict, total=False):
@@ -149,6 +151,7 @@ class ChatOptions(TypedDict, total=False):
     structured_outputs: Json | None
     chat_template_kwargs: Json | None
     session: str | None
+    session_keep_s: int | None
 
 
 class Choice(TypedDict, total=False):

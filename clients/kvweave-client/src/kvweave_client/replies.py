@@ -23,7 +23,7 @@ def check_kind(request: Request, response: httpx.Response, *, body: bytes) -> No
     """Raise UnexpectedAnswer where what is no error is not of the kind that was asked for."""
     if is_kind(request, response):
         return
-    wanted = "events" if request.accepts == EVENTS else request.accepts
+    wanted = "events" if request.accepts == EVENTS else request.accepts or "nothing"
     raise UnexpectedAnswer(
         f"{request.name} was answered with {response.status_code} {_kind(response) or 'of no content type'}, "
         f"not with {wanted}: is the base URL that of a kvweave service? It says {shown(body)}{_elsewhere(response)}"

@@ -17,6 +17,7 @@ T_co = TypeVar("T_co", covariant=True)
 Cursor = str | int
 JSON = "application/json"
 EVENTS = "text/event-stream"
+NOTHING = ""  # an answer without a body
 SHOWN = 120  # characters of an answer that an error shows
 
 
@@ -42,12 +43,14 @@ class Request:
     @property
     def is_bounded(self) -> bool:
         """Whether a limit on the whole call holds for it. Uploads and streams last as long as they move."""
-        return self.accepts == JSON and isinstance(self.body, bytes)
+        return self.accepts != EVENTS and isinstance(self.body, bytes)
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers of its body, and what it expects. Whoever compresses events on their way holds them back."""
-        headers = {"Accept": self.accepts} | ({"Accept-Encoding": "identity"} if self.accepts == EVENTS else {})
+        headers = {"Accept": self.accepts or "*/*"} | (
+            {"Accept-Encoding": "identity"} if self.accepts == EVENTS else {}
+        )
         if isinstance(self.body, Multipart):
             return headers | {"Content-Type": self.body.content_type, "Content-Length": str(self.body.length)}
         return headers | ({"Content-Type": JSON} if self.body else {})

@@ -113,6 +113,31 @@ def test_what_is_deleted_on_one_is_gone_from_all(replicas: Replicas) -> None:
             assert each.get(f"/v1/documents/{name}").status_code == 404
 
 
+def test_a_session_that_is_ended_on_one_is_ended_on_all(replicas: Replicas) -> None:
+    one, other = replicas.client(0), replicas.client(1)
+    texts = [TEXT.format(f"session-{number}", number) for number in range(4)]
+    put_in(one, [{"id": "session", "chunks": [{"text": each} for each in texts]}])
+    said: list[Json] = [{"role": "user", "content": "\n\n".join([*texts, "Which lamps burn?" * 9])}]
+
+    def computed(name: str) -> int:
+        """By the next turn of a session with this name."""
+        body = {"model": "default", "messages": said, "blend": {"policy": "reuse"}, "session": name, "max_tokens": 4}
+        told = good(one.post("/v1/chat/completions", json=body))
+        usage = told["usage"]
+        said.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
+        said.append({"role": "user", "content": "And which do not?"})
+        return int(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+
+    anew, further = computed("a/b"), computed("a/b")
+    assert other.delete("/v1/sessions/a%2Fc").status_code == 204
+    assert anew > further + 10 > computed("a/b")
+    assert other.delete("/v1/sessions/a%2Fb").status_code == 204
+    assert computed("a/b") > further + 10
+    assert computed("a/b") < further + 10
+    assert other.delete("/v1/sessions/c").status_code == 204
+    assert len(replicas.rows("SELECT tenant FROM sweeps WHERE tenant LIKE '%(%'")) <= 2, "what all have learned goes"
+
+
 def test_what_a_killed_one_had_begun_the_others_end_once(replicas: Replicas) -> None:
     """Jobs go on elsewhere; each document has one version, and no claim is left."""
     chance = Random(11)
