@@ -110,8 +110,8 @@ def _some(model: ServedModel, tenant: _StoredTenant) -> Iterator[CaptureItem]:
     passages = [each for each in passages if each.collection in known]
     captures = ChunkCaptures(tenant.name, tenant.catalog, model=model, control=tenant.control)
     for passage, planned in zip(passages, captures.planned(passages), strict=True):
-        if planned.item:
-            yield planned.item
+        if item := planned.item():
+            yield item
             if not planned.keys.lesser:
                 continue
             alone = model.titled(passage.text, passage.title, prefix=planned.keys.behind.prefix)

@@ -1,7 +1,7 @@
 """The stored keys and values of one tenant's chunks: which are there, which are not and why. Computes none."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -195,19 +195,19 @@ class ChunkCaches:
         return [passage for key, (passage, _) in standing.items() if DomainChunk(key.chunk, key.domain) not in left]
 
     @contextmanager
-    def computing(self, items: Sequence[CaptureItem]) -> Generator[None]:
+    def computing(self, keys: Iterable[CacheKey]) -> Generator[None]:
         """While the block runs these may be computed: a context that goes meanwhile lets no blob of them come later.
 
         Enter it before it is asked which of them are wanted.
         """
-        keys = Counter(item.key for item in items)
+        counted = Counter(iter(keys))  # a mapping would be taken for counts
         with self._lock:
-            self._computing += keys
+            self._computing += counted
         try:
             yield
         finally:
             with self._lock:
-                self._computing -= keys
+                self._computing -= counted
 
     def moved(self, chunks: Sequence[str]) -> tuple[list[Scope], dict[str, int]]:
         """The scopes of blobs of contexts that these chunks stand in no more, of those too that are being computed; and
@@ -251,7 +251,7 @@ class ChunkCaches:
         Raises StoreError.
         """
         passages = [each for each, _ in self._standing(chunks).values()]
-        items = (planned.item for planned in self.captures.planned(passages))
+        items = (planned.item() for planned in self.captures.planned(passages))
         return [each for each in items if each and isinstance(self._store.open(each.key), Miss)]
 
     def supersede(self, key: CacheKey) -> None:

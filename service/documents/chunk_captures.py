@@ -11,7 +11,6 @@ from retriever.catalog.catalog import Catalog
 from retriever.documents import Document, Json
 from retriever.types import Passage
 from service.access.domains import DomainChunk, domain_of
-from service.access.interpreter_time import INTERPRETER
 from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_contexts import ChunkContexts, ContextKey, ContextName
 from service.model.capture_context import CaptureContext
@@ -49,10 +48,22 @@ class BlobKeys:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """A chunk that is wanted, and how it is captured; None where it can be served as text only."""
+    """A chunk that is wanted. `context`: None where a text of it went meanwhile, or is damaged."""
 
     keys: BlobKeys
-    item: CaptureItem | None
+    text: str
+    title: str
+    context: CaptureContext | None
+    model: ServedModel
+
+    def item(self) -> CaptureItem | None:
+        """What is to be computed of it, whose ids take more memory than its text; None where it can be served as text
+        only, and where it has no context. Raises TokenizerError.
+        """
+        if self.context is None:
+            return None
+        ids = self.model.titled(self.text, self.title, context=self.context, prefix=self.keys.behind.prefix)
+        return CaptureItem(self.keys.best, ids) if ids else None
 
 
 class ChunkCaptures:
@@ -124,11 +135,10 @@ class ChunkCaptures:
         prefixes, names = self.prefixes(key.collection for key in own), self.contexts.named(own)
         contexts = self.contexts.read(names.values())
         return [
-            self._planned(
+            PlannedChunk(
                 self._keys(key, names[key], behind=prefixes[key.collection]),
-                contexts[names[key]],
-                text=passage.text,
-                title=names[key].title or passage.title,
+                *(passage.text, names[key].title or passage.title),
+                *(contexts[names[key]], self.model),
             )
             for key, passage in zip(own, passages, strict=True)
         ]
@@ -142,18 +152,13 @@ class ChunkCaptures:
         names = self.contexts.named_with(own.values(), documents, collection=collection)
         contexts = self.contexts.read(names.values(), beside={chunk: text for chunk, (text, _) in texts.items()})
         found: dict[DomainChunk, PlannedChunk] = {}
-        for chunk, key in INTERPRETER.uploads(own.items(), self._tenant):
+        for chunk, key in own.items():
             (text, title), name = texts[chunk.id], names[key]
             keys = self._keys(key, name, behind=behind)
-            found[chunk] = self._planned(keys, contexts[name], text=text, title=name.title or title)
+            found[chunk] = PlannedChunk(keys, text, name.title or title, contexts[name], self.model)
         return found
 
     def _keys(self, key: ContextKey, name: ContextName, *, behind: CapturePrefix) -> BlobKeys:
         fingerprints = (fingerprint_in(key.domain, behind.digest, context=digest) for digest in name.digests)
         best, *lesser = (CacheKey(self._tenant, key.chunk, each, self.model.codec) for each in fingerprints)
         return BlobKeys(best, tuple(lesser), behind)
-
-    def _planned(self, keys: BlobKeys, context: CaptureContext | None, *, text: str, title: str) -> PlannedChunk:
-        """A text that went meanwhile, or is damaged, is behind nobody: then its chunk is not captured either."""
-        ids = context and self.model.titled(text, title, context=context, prefix=keys.behind.prefix)
-        return PlannedChunk(keys, CaptureItem(keys.best, ids) if ids else None)

@@ -284,16 +284,17 @@ class CorpusReader:
         return present is None
 
     def _add(self, group: FileGroup, planned: PlannedChunk, *, settled: bool) -> None:
-        if planned.item is None:
+        item = planned.item()
+        if item is None:
             group.progress.unsupported += 1
         elif settled:
             group.progress.over_budget += 1
         else:
             chunk = DomainChunk.of(planned.keys.best)
             self.seen[chunk] = True
-            group.items[chunk] = planned.item
+            group.items[chunk] = item
             group.waiting += 1
-            group.tokens += len(planned.item.chunk.all)
+            group.tokens += len(item.chunk.all)
 
 
 def signature(file: CorpusFile, rules: CollectionRules) -> str:

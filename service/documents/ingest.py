@@ -310,13 +310,14 @@ class Ingest:
         """Fills chunks of one collection; not those that are gone, or in another context, when computing begins."""
         caches = tenant.caches
         planned = tenant.captures.planned([fill.passage for fill in fills])
-        items = [
-            each.item
+        lacking = (
+            each.item()
             for each, fill in zip(planned, fills, strict=True)
-            if each.item and (fill.damaged or isinstance(self._tenants.store.open(each.keys.best), Miss))
-        ]
+            if fill.damaged or isinstance(self._tenants.store.open(each.keys.best), Miss)
+        )
+        items = [item for item in lacking if item]
         capturing = ChunkCapture(self._tenants.model, self._tenants.store, purpose=Purpose.FILL, wanted=caches.wanted)
-        with caches.computing(items):
+        with caches.computing(item.key for item in items):
             for outcome in capturing.run(items):
                 if outcome.put in (Put.STORED, Put.PRESENT):
                     caches.saw(outcome.item.key)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,7 +16,8 @@ from retriever.readers.files import read
 from retriever.types import Label
 from retriever.upload_types import QueuedUpload, UploadState
 from service.access.interpreter_time import INTERPRETER
-from service.documents.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
+from service.documents.chunk_capture import CaptureItem, ChunkCapture, Purpose
+from service.documents.chunk_captures import PlannedChunk
 from service.documents.collection_rules import CollectionRules, kept_rules
 from service.documents.drafts import cut_draft, decode_draft, named, upload_of
 from service.documents.fillers import prepare
@@ -210,25 +211,23 @@ class Ingestion:
         """
         tenant, captures = self._tenant, self._tenant.captures
         planned = captures.planned_with([*documents.values()], self._collection)
-        items = {each.keys.best: each.item for each in planned.values()}
+        by_key = {each.keys.best: each for each in planned.values()}
         keys = {
             number: {planned[chunk].keys.best for chunk in captures.chunks(document)}
             for number, document in documents.items()
         }
-        wanting = INTERPRETER.uploads(items.items(), tenant.name)
-        missing = [item for key, item in wanting if item and not isinstance(tenant.store.open(key), BlobReader)]
-        self._owners = {item.key: [] for item in missing}
+        wanting = INTERPRETER.uploads(by_key, tenant.name)
+        self._owners = {key: [] for key in wanting if not isinstance(tenant.store.open(key), BlobReader)}
         for number, wanted in keys.items():
             lacking = wanted & self._owners.keys()
             for key in lacking:
                 self._owners[key].append(number)
-            unsupported = sum(items[key] is None for key in wanted)
-            counts = {"stored": len(wanted) - unsupported - len(lacking), "unsupported": unsupported, "over_budget": 0}
+            counts = {"stored": len(wanted) - len(lacking), "unsupported": 0, "over_budget": 0}
             self._live[number] = replace(self._live[number], chunks=len(wanted), **counts)
         self._keep_progress()
         self._has_moved = False
-        with tenant.caches.computing(missing):
-            is_done = self._capture(missing)
+        with tenant.caches.computing(self._owners):
+            is_done = self._capture(self._items(by_key[key] for key in self._owners))
         if not is_done:
             return False
         if self._has_moved:
@@ -236,7 +235,15 @@ class Ingestion:
         tenant.store.flush()
         return True
 
-    def _capture(self, missing: Sequence[CaptureItem]) -> bool:
+    def _items(self, planned: Iterable[PlannedChunk]) -> Iterator[CaptureItem]:
+        """What is to be computed, as it is needed. Counts what is served as text only."""
+        for each in INTERPRETER.uploads(planned, self._tenant.name):
+            if item := each.item():
+                yield item
+            else:
+                self._count(each.keys.best, None)
+
+    def _capture(self, missing: Iterable[CaptureItem]) -> bool:
         """Computes chunks. Returns False where no upload is live any more, or the service stops."""
         start = time.perf_counter()
         capturing = ChunkCapture(self._tenant.model, self._tenant.store, purpose=Purpose.JOB, wanted=self._wanted)
@@ -246,7 +253,9 @@ class Ingestion:
                 self._tenant.name, tokens=len(outcome.item.chunk.all), nbytes=outcome.nbytes, seconds=end - start
             )
             start = end
-            self._count(outcome)
+            self._count(outcome.item.key, outcome.put)
+            if outcome.put is None:
+                log.warning("a chunk cannot be computed", extra=fields(reason=outcome.reason.partition(":")[0]))
             if self._live and self._full.issuperset(self._live):
                 return True
             self._keep_progress()
@@ -254,19 +263,17 @@ class Ingestion:
                 return False
         return bool(self._live)
 
-    def _count(self, outcome: CaptureOutcome) -> None:
-        """Counts what became of a chunk, for all uploads that hold it."""
-        owners = [number for number in self._owners[outcome.item.key] if number in self._live]
-        is_stored = outcome.put in (Put.STORED, Put.PRESENT)
+    def _count(self, key: CacheKey, put: Put | None) -> None:
+        """Counts what became of a chunk, for all uploads that hold it; None: it is served as text only."""
+        owners = [number for number in self._owners[key] if number in self._live]
+        is_stored = put in (Put.STORED, Put.PRESENT)
         if is_stored:
-            self._tenant.caches.saw(outcome.item.key)
-        elif outcome.put is Put.OVER_BUDGET:
+            self._tenant.caches.saw(key)
+        elif put is Put.OVER_BUDGET:
             self._full.update(owners)
-        elif outcome.put is None:
-            log.warning("a chunk cannot be computed", extra=fields(reason=outcome.reason.partition(":")[0]))
         for number in owners:
             upload = self._live[number]
-            stored, unsupported = upload.stored + is_stored, upload.unsupported + (outcome.put is None)
+            stored, unsupported = upload.stored + is_stored, upload.unsupported + (put is None)
             left = upload.chunks - stored - unsupported if number in self._full else 0
             self._live[number] = replace(upload, stored=stored, unsupported=unsupported, over_budget=left)
 

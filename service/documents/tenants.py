@@ -198,7 +198,7 @@ class Tenant:
             return [item for item in batch if item.key in lacking]
 
         capturing = ChunkCapture(self.model, self.store, purpose=Purpose.JOB, wanted=wanted)
-        with self.caches.computing(items):
+        with self.caches.computing(item.key for item in items):
             for outcome in capturing.run(items):
                 left.discard(outcome.item.key)
                 if outcome.put in (Put.STORED, Put.PRESENT):

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -117,7 +115,7 @@ def test_what_came_for_an_old_context_while_that_went_is_computed_anew(inside: I
         assert tenant.caches.moved([best.chunk]) == ([Scope(TENANT, best.chunk)], {}), (
             "of what was not there none lacks"
         )
-        with tenant.caches.computing([cast(CaptureItem, SimpleNamespace(key=old))]):
+        with tenant.caches.computing([old]):
             assert tenant.caches.moved([best.chunk]) == ([Scope(TENANT, best.chunk)], {best.chunk: 0})
 
 
