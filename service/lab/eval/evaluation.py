@@ -9,7 +9,7 @@ from blend.adopt.load import LoadedModel
 from blend.fuse.policy import REPLAY, SCATTERED, policy_name, with_rule
 from retriever.readers.reading import ReadingProblem
 from service.app.compose_truth import compose_truth
-from service.app.operating_point import OperatingPoint, operating_point, point_file
+from service.app.operating_point import FULL, OperatingPoint, operating_point, point_file
 from service.errors import Invalid
 from service.lab.eval.fitted_codec import CodecFitting
 from service.lab.eval.fitted_rule import FittedRule, Fitting, halves
@@ -106,6 +106,8 @@ class Evaluation:
         layers = model.decoder.model_layers
         useless = (*(SCATTERED if layers.states else ()), *(() if layers.stretches else (REPLAY,)))
         points = [point for point in points if policy_name(point.policy) not in useless]
+        if FULL.policy not in [point.policy for point in points]:
+            points.append(FULL)  # it is asked anyway, and taken where nothing else is within the bounds
         with progress(len(self.compared)) as done:
             result = run(model, self.compared, points=points, answer_tokens=self.answer_tokens, progress=done)
         return result, choose(result.rows, result.yardsticks[0], bounds=self.bounds)

@@ -64,9 +64,7 @@ def choose(rows: Sequence[ResultRow], yardstick: YardstickRow, *, bounds: Policy
     within = [(row, each) for row, each in judged if all(one.value <= one.most for one in each)]
     fitting = [(row, each) for row, each in within if row.ttft_speedup > 1]
     if yardstick.guesses or yardstick.is_idle or not fitting:
-        full = next((row for row in rows if row.policy == FULL.policy), None)
-        if full is None:
-            raise SuiteError("no point of the grid stays within the bounds: add full to the policies, or raise a bound")
+        full = next(row for row in rows if row.policy == FULL.policy)
         return PolicyChoice(full, bounds, True, f"{_nothing(yardstick, bounds, late=bool(within))}: reuse nothing.")
     soonest = max(row.ttft_speedup for row, _ in fitting)
     equal = [(row, each) for row, each in fitting if row.ttft_speedup * TIE >= soonest]

@@ -224,6 +224,12 @@ def test_the_command_shows_a_table_and_a_recommendation(folder: Path) -> None:
     assert "Take hybrid" in output or "reuse nothing" in output
 
 
+def test_what_was_measured_is_shown_where_nothing_of_it_is_within_the_bounds(folder: Path) -> None:
+    compared = ("--policies", "hybrid", "--ratios", "0.5", "--codecs", "q4", "--yardsticks", "0", "--bound", "0")
+    output = asked("--model", str(folder), "--n", "2", *compared)
+    assert "hybrid" in output and "reuse nothing" in output
+
+
 def test_a_corpus_with_questions_alone_is_measured_by_agreement(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/animals.txt").write_text("The fox is quick.\n\nThe dog is lazy.")
