@@ -3,7 +3,8 @@
 A service with the built-in model. `small` are uploads of one sentence, one after the other, with the seconds until each
 is ready: of another tenant and of the same, first alone, then while one text of so many megabytes is on its way, for
 `--seconds`. One that is not ready after `LONGEST_S` is given up, and counts as that. `large_per_s`: the chunks of the
-large one that were stored in a second, alone and beside the small ones. `cancel_s` and `delete_s`: how long these take
+large one that were stored in a second, alone and beside the small ones; `resident_mb`: the service's memory before it
+came and then. `cancel_s` and `delete_s`: how long these take
 of what is on its way.
 """
 
@@ -18,7 +19,7 @@ import httpx
 import numpy as np
 
 from service.access.principal import Role
-from tests.bench.serving import Json, server, until
+from tests.bench.serving import Json, resident_mb, server, until
 
 LONGEST_S = 70.0
 
@@ -104,6 +105,7 @@ def measure(arguments: argparse.Namespace) -> Json:
         with same, other:
             clients = {"other_tenant": other, "same_tenant": same}
             alone = for_a_while(arguments.seconds / 4, clients, named="alone")
+            memory = [resident_mb(ran.pid)]
             large = put(same, "large", text_of(arguments.megabytes, 1))
             begun = time.perf_counter()
             first = for_a_while(5, {"other_tenant": other}, named="first")
@@ -113,6 +115,7 @@ def measure(arguments: argparse.Namespace) -> Json:
             time.sleep(arguments.seconds / 4)
             lone = progress.per_s()
             small = for_a_while(arguments.seconds, clients, named="beside")
+            memory.append(resident_mb(ran.pid))
             beside, left = progress.per_s(), job_of(same, large)
             cancel_s = timed(lambda: same.delete(f"/v1/jobs/{large}"))
             again = put(same, "again", text_of(arguments.megabytes, 2))
@@ -122,6 +125,7 @@ def measure(arguments: argparse.Namespace) -> Json:
     return {
         "small": {"alone": alone, "at_its_begin": first, "beside": small, "after_a_delete_s": round(after, 2)},
         "large": {"chunks": left["chunks"], "stored": left["stored"], "begun_s": begun_s, "per_s": [lone, beside]},
+        "resident_mb": memory,
         "cancel_s": cancel_s,
         "delete_s": deleted,
     }
