@@ -118,7 +118,7 @@ class Prefixes:
         if len(wanted) * context.token_bytes + states.nbytes > self._room:
             return
         tokens, found = self._longest(ids, owner, session=session)
-        if found and tokens == len(wanted) and not found.on_disk:
+        if found and tokens == len(wanted) and not found.on_disk and _keep_s(found.session) == _keep_s(session):
             self._use(found)
             return
         is_blended = session is not None and bool(session.order)
@@ -127,7 +127,7 @@ class Prefixes:
         if states.nbytes:  # they are of use behind their own last token alone, and no row before them is computed anew
             least, cached = len(wanted), None
             covered = [each for each in covered if is_blended or len(each.ids) >= len(wanted)]
-        rows, until = context.first(len(wanted)), self._until(session)
+        rows, until = context.first(len(wanted)), self._clock() + _keep_s(session)
         added = _Beginning(owner, session, wanted, rows, until, least, cached)
         self._kept = self._within([*_without(self._kept, covered), added])
 
@@ -147,9 +147,6 @@ class Prefixes:
         names = (session.name, "") if session.order else (session.name,)
         return session.as_of <= max(self._ended.get((session.payer, name), -math.inf) for name in names)
 
-    def _until(self, session: Session | None) -> float:
-        return self._clock() + (KEPT_S if session is None or session.keep_s is None else session.keep_s)
-
     def expire(self) -> None:
         """Drop what was not used for too long."""
         now = self._clock()
@@ -165,7 +162,7 @@ class Prefixes:
         return max(own, key=lambda each: each[0], default=(0, None))
 
     def _use(self, beginning: _Beginning) -> None:
-        beginning.until = max(beginning.until, self._until(beginning.session))
+        beginning.until = max(beginning.until, self._clock() + _keep_s(beginning.session))
         self._kept = [*_without(self._kept, [beginning]), beginning]
 
     def _read(self, beginning: _Beginning) -> Context | None:
@@ -208,6 +205,10 @@ def _moved(beginning: _Beginning, there: SpilledContext | None) -> None:
         beginning.until = 0.0
 
 
+def _keep_s(session: Session | None) -> float:
+    return KEPT_S if session is None or session.keep_s is None else session.keep_s
+
+
 def _blended(session: Session | None) -> Session | None:
     """Whose rows they are; None where they are exact."""
     return session if session and session.order else None
@@ -224,8 +225,7 @@ def _beyond(room: int, kept: Sequence[_Beginning]) -> list[_Beginning]:
         taken[each.owner] += each.context.nbytes
     while taken.total() > room:
         share = room / len(taken)
-        beyond = [each for each in left if taken[each.owner] > share]
-        oldest = next((each for each in beyond if not each.is_pinned), beyond[0])
+        oldest = min((each for each in left if taken[each.owner] > share), key=lambda each: each.is_pinned)
         left.remove(oldest)
         taken[oldest.owner] -= oldest.context.nbytes
     return _without(kept, left)

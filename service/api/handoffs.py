@@ -127,7 +127,7 @@ async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
             id=ask.id,
             ids=list(receiver.lease.handoff.ids),
             handle=params.handle,
-            salt=handoffs.salt(ask.session_name, order),
+            salt=handoffs.salt("" if ask.session_keep_s == 0 else ask.session_name, order),
             digest=params.digest,
             lease_s=handoffs.lease_s,
             kv_transfer_params={"kvweave": params},
