@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever.documents import chunk_id
+from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.filter_condition import EVERYTHING
 from service.access.principal import Role
 from service.documents.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.documents.chunk_contexts import ContextKey
 from service.documents.tenants import Tenant
-from service.model.capture_context import CaptureContext, excerpt
+from service.model.capture_context import CaptureContext, ChunkIds, excerpt
 from service.model.prompt_builder import PromptPassage
+from service.model.served_model import Ids, ServedModel
 from store.blob_store import Put
 from store.codec.decode import decode
 from store.key import CacheKey, Scope
@@ -101,6 +102,25 @@ def test_a_record_is_what_is_computed_behind_the_passages_that_its_key_names(ins
                 continue
             for ours, theirs in ((one.keys, other.keys), (one.values, other.values)):
                 assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
+def test_ids_which_take_more_memory_than_texts_are_laid_out_when_a_chunk_is_due(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inside.client() as client:
+        put_in(client, [book(0)])
+    tenant, laid, titled = settled(inside), list[str](), ServedModel.titled
+
+    def note(model: ServedModel, text: str, title: str, *, prefix: Ids, context: CaptureContext) -> ChunkIds | None:
+        laid.append(text)
+        return titled(model, text, title, prefix=prefix, context=context)
+
+    monkeypatch.setattr(ServedModel, "titled", note)
+    parts = tuple(DocumentPart(chunk(1, number)) for number in range(3))
+    planned = tenant.captures.planned_with([Document("book-1", parts, "Book 1")], "default")
+    assert (len(planned), laid) == (3, [])
+    first = next(iter(planned.values())).item()
+    assert first and first.chunk.ids and laid == [parts[0].text]
 
 
 def test_what_came_for_an_old_context_while_that_went_is_computed_anew(inside: Inside) -> None:

@@ -29,6 +29,7 @@ from service.documents.tenants import Tenant
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.truth.control import BlendingSwitch
+from service.truth.peers import Peers
 from service.vllm.handoffs import Handoffs
 from store.key import Scope
 from store.tiers.memory_store import MemoryStore
@@ -192,7 +193,9 @@ class FakeCore:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.settings = settings
-        self.model = SimpleNamespace(order=BlendOrder(settings.policy, settings.ratio), window=1000)
+        order = BlendOrder(settings.policy, settings.ratio)
+        self.model = SimpleNamespace(order=order, window=1000, end_session=lambda tenant, name: None)
+        self.tenants = SimpleNamespace(peers=Peers())
         self.lease: Callable[[], int | None] = lambda: 0
         self.metrics = Metrics()
         self.rates = Rates()

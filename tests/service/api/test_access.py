@@ -34,7 +34,7 @@ def call(client: TestClient, route: Route, *, names: dict[str, str] = NAMES) -> 
         path = path.replace(f"{{{place}}}", quote(name, safe=""))
     body = BODIES.get(route.handler.__name__)
     answer = client.request(route.method, path, json=body)
-    is_json = "json" in answer.headers["content-type"]
+    is_json = "json" in answer.headers.get("content-type", "")
     return answer.status_code, answer.json() if is_json else {"text": answer.text}
 
 
