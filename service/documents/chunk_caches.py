@@ -251,8 +251,8 @@ class ChunkCaches:
         Raises StoreError.
         """
         passages = [each for each, _ in self._standing(chunks).values()]
-        items = (planned.item() for planned in self.captures.planned(passages))
-        return [each for each in items if each and isinstance(self._store.open(each.key), Miss)]
+        lack = (one for one in self.captures.planned(passages) if isinstance(self._store.open(one.keys.best), Miss))
+        return [item for one in lack if (item := one.item())]
 
     def supersede(self, key: CacheKey) -> None:
         """Forgets the chunk's blobs of lesser contexts, now that this one is stored. Raises StoreError."""

@@ -11,6 +11,7 @@ from retriever.catalog.catalog import Catalog
 from retriever.documents import Document, Json
 from retriever.types import Passage
 from service.access.domains import DomainChunk, domain_of
+from service.access.interpreter_time import INTERPRETER
 from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_contexts import ChunkContexts, ContextKey, ContextName
 from service.model.capture_context import CaptureContext
@@ -60,9 +61,8 @@ class PlannedChunk:
         """What is to be computed of it, whose ids take more memory than its text; None where it can be served as text
         only, and where it has no context. Raises TokenizerError.
         """
-        if self.context is None:
-            return None
-        ids = self.model.titled(self.text, self.title, context=self.context, prefix=self.keys.behind.prefix)
+        prefix = self.keys.behind.prefix
+        ids = self.context and self.model.titled(self.text, self.title, context=self.context, prefix=prefix)
         return CaptureItem(self.keys.best, ids) if ids else None
 
 
@@ -152,7 +152,7 @@ class ChunkCaptures:
         names = self.contexts.named_with(own.values(), documents, collection=collection)
         contexts = self.contexts.read(names.values(), beside={chunk: text for chunk, (text, _) in texts.items()})
         found: dict[DomainChunk, PlannedChunk] = {}
-        for chunk, key in own.items():
+        for chunk, key in INTERPRETER.uploads(own.items(), self._tenant):
             (text, title), name = texts[chunk.id], names[key]
             keys = self._keys(key, name, behind=behind)
             found[chunk] = PlannedChunk(keys, text, name.title or title, contexts[name], self.model)
