@@ -67,7 +67,7 @@ def captured(tenant: Tenant, count: int) -> Json:
     fresh = {key.chunk for key in stored(tenant) - before}
     with tenant.catalog.view() as view:
         passages = view.holding([*view.rows_of([*fresh]).values()], EVERYTHING)
-    items = [planned.item for planned in tenant.captures.planned(passages) if planned.item]
+    items = [item for planned in tenant.captures.planned(passages) if (item := planned.item())]
     start = time.perf_counter()
     for at in range(0, len(items), FILL_BATCH):
         for batch in batches(items[at : at + FILL_BATCH]):
