@@ -13,8 +13,10 @@ from typing import Generic, Protocol, TypeVar
 
 PATIENCE_S = 2.0  # a request that does not fit is passed by others for so long; then what runs has to end
 FEW = 8  # who asks for so many times as much as another begins nothing while that one runs and had less
-LATELY_S = 2.0  # of captures: so much of what they had is counted
-FORGETS = 0.98  # a step's weight in the next step's view of what steps cost
+LATELY_S = 2.0  # of captures: so much of what they had beyond their share is counted
+FORGOTTEN_S = 1e-3
+MUCH_S, WITHIN_S, OF_MUCH = 1.0, 10.0, 1 / 3  # who had so much within so long is owed this part of his share
+FORGETS = 0.98  # the weight of what ran in the view of the next one of what work costs
 
 
 class Paid(Protocol):
@@ -144,22 +146,32 @@ class FairQueue(Generic[Queued]):
 class CaptureDebts:
     """What requests owe to captures: a share of the time, those that wait alike, less what each payer's had lately.
 
-    So captures that have the time between requests take none from these, until requests leave no more.
+    So captures that have the time between requests take none from these, until requests leave no more. Of a large
+    upload nobody waits for the next chunk: its payer is owed less, and a sentence beside it no less for that.
     """
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._owed: dict[str, float] = {}  # to payers whose captures wait
+        self._lately: dict[str, float] = {}  # what each payer's had, the less it counts the longer ago
 
     def served(self, seconds: float, waiting: Collection[str]) -> bool:
         """Counts time that requests had while captures of these payers waited. Returns whether any is owed some."""
+        self._pass(seconds)
         each_s = seconds * self._share / (1 - self._share) / max(1, len(waiting))
-        self._owed = {payer: self._owed.get(payer, 0.0) + each_s for payer in waiting}
+        parts = {payer: OF_MUCH if self._lately.get(payer, 0.0) > MUCH_S else 1.0 for payer in waiting}
+        self._owed = {payer: self._owed.get(payer, 0.0) + part * each_s for payer, part in parts.items()}
         return self.any
 
     def had(self, payer: str, seconds: float) -> None:
         """Counts time that captures of a payer had."""
+        self._pass(seconds)
+        self._lately[payer] = self._lately.get(payer, 0.0) + seconds
         self._owed[payer] = max(self._owed.get(payer, 0.0) - seconds, -LATELY_S)
+
+    def _pass(self, seconds: float) -> None:
+        left = math.exp(-seconds / WITHIN_S)
+        self._lately = {payer: had * left for payer, had in self._lately.items() if had > FORGOTTEN_S}
 
     @property
     def any(self) -> bool:
@@ -167,20 +179,34 @@ class CaptureDebts:
         return any(owed_s > 0 for owed_s in self._owed.values())
 
 
-class StepShares:
-    """Whose rows a step has, by what steps cost: so much each, and so much in any case, learned from those that ran."""
+class RowCosts:
+    """What work takes by its rows, learned from what ran: `base_s` in any case, and `row_s` for each."""
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._weights = weights
+    def __init__(self) -> None:
+        self.base_s = self.row_s = 0.0
         self._count = self._rows = self._seconds = self._squares = self._products = 0.0
 
     def learn(self, rows: int, seconds: float) -> None:
-        """Notes a step."""
+        """Notes what so many rows took."""
         self._count = FORGETS * self._count + 1
         self._rows = FORGETS * self._rows + rows
         self._seconds = FORGETS * self._seconds + seconds
         self._squares = FORGETS * self._squares + rows * rows
         self._products = FORGETS * self._products + rows * seconds
+        mean_rows, mean_s = self._rows / self._count, self._seconds / self._count
+        spread = self._squares / self._count - mean_rows**2
+        guess = mean_s / mean_rows / 2  # of a row's cost, for as long as all had as many
+        row_s = (self._products / self._count - mean_rows * mean_s + guess) / (spread + 1)
+        self.row_s = min(max(row_s, 0.0), mean_s / mean_rows)
+        self.base_s = mean_s - self.row_s * mean_rows
+
+
+class StepShares:
+    """Whose rows a step has, by what steps cost."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self.costs = RowCosts()
 
     def chosen(self, payers: Sequence[str]) -> list[int]:
         """The places of those rows that the next step has: all, or as many of each payer as its share allows."""
@@ -199,16 +225,10 @@ class StepShares:
 
     def _rows_within(self, counts: Mapping[str, int], weights: Mapping[str, float]) -> float:
         """So many rows that nobody waits longer for the step than its share of a lone step of its own."""
-        if not self._count:
-            return math.inf
-        mean_rows, mean_s = self._rows / self._count, self._seconds / self._count
-        spread = self._squares / self._count - mean_rows**2
-        guess = mean_s / mean_rows / 2  # of a row's cost, for as long as all steps were alike
-        row = (self._products / self._count - mean_rows * mean_s + guess) / (spread + 1)
-        row = min(max(row, 0.0), mean_s / mean_rows)
-        base, whole = mean_s - row * mean_rows, sum(weights.values())
+        base, row = self.costs.base_s, self.costs.row_s
         if row <= 0:
             return math.inf
+        whole = sum(weights.values())
         return min(((base + row * counts[each]) * whole / weights[each] - base) / row for each in counts)
 
 

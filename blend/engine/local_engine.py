@@ -19,7 +19,7 @@ import torch
 from blend.capture.capture import CaptureHooks, capture, passes
 from blend.engine.answer_builder import AnswerBuilder, QueuedRequest
 from blend.engine.engine import EngineLimits, EngineRequest, Event, Failed, PayerLoad, Ready
-from blend.engine.fair_queue import CaptureDebts, FairQueue, StepShares
+from blend.engine.fair_queue import CaptureDebts, FairQueue, RowCosts, StepShares
 from blend.engine.kv_budget import KvBudget
 from blend.engine.queued_turns import PassPace, QueuedTurns, T, Turns, one_by_one
 from blend.errors import Busy, Late
@@ -56,13 +56,14 @@ class LocalEngine:
         self._capture_hooks = CaptureHooks(self._let_requests, self._hold, room, Prefixes(self.limits.prefix_bytes))
         self._readers = Readers()
         self._changed = Condition()
-        self._waiting = FairQueue[QueuedRequest](self.limits.weights, rank=lambda each: each.rank(self._row_s))
+        self._costs = RowCosts()
+        self._waiting = FairQueue[QueuedRequest](self.limits.weights, rank=lambda each: each.rank(self._costs.row_s))
         self._captures = FairQueue[Turns](self.limits.weights, rank=lambda job: len(job.left))
         self._closing = False
         self._running: list[AnswerBuilder] = []
         self._debts = CaptureDebts(self.limits.capture_share)
         self._capturing: Turns | None = None
-        self._captured_s = self._row_s = 0.0  # what all captures took together; what a prompt's row takes, lately
+        self._captured_s = 0.0  # what all captures took together
         self._capture_pace, self._other_pace = PassPace(), PassPace()
         self._slice_began = self._fuse_began = 0.0  # when the capture, or the fuse, at hand went on
         self._step_shares = StepShares(self.limits.weights)
@@ -263,7 +264,7 @@ class LocalEngine:
             self._drop_finished()
         had = time.perf_counter() - self._steps_s - self._fuse_began
         with self._changed:
-            self._row_s += (had / queued.rows - self._row_s) / 4
+            self._costs.learn(queued.rows, had)
             self._waiting.started(queued.request.payer, had)
 
     def _fuse(self, queued: QueuedRequest) -> AnswerBuilder:
@@ -323,7 +324,7 @@ class LocalEngine:
 
     def _account(self, stepped: Sequence[AnswerBuilder]) -> None:
         """Counts a step's time, and lets those go first in the next one who were left out of it."""
-        self._step_shares.learn(len(stepped), self._step_s)
+        self._step_shares.costs.learn(len(stepped), self._step_s)
         self._steps_s += self._step_s
         with self._changed:
             for answer in stepped:

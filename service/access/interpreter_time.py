@@ -2,7 +2,7 @@
 
 The engine gives the interpreter back at each of its operations, and then waits behind whichever thread has it: beside
 one that never rests it takes ten times as long. So all other work has a share of the time while somebody else's answer
-is computed, the same for each owner, and rests when it had that.
+is computed and shortly after, the same for each owner, and rests when it had that.
 """
 
 import contextvars
@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import ParamSpec, TypeVar
 
-SHARE = 0.2  # of the time, for the work of all owners together
+SHARE = 0.1  # of the time, for the work of all owners together
 AHEAD_S = 0.02  # which an owner may have had beyond his share
 UPLOADS = 2  # times as much their time counts: nobody waits for them from one moment to the next
 RESTS_EVERY = 64  # items of an upload, some milliseconds
 MOST_S = 0.5  # that is held against an owner
 LONGEST_S = 1.0  # of a rest: then it is looked again who computes
+LATELY_S = 1.0  # after an answer its owner soon asks again, and would wait for all that others began in between
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,6 +32,7 @@ class InterpreterTime:
         self.share, self._clock = share, clock
         self._guard = Lock()
         self._answering = Counter[str]()
+        self._answered: dict[str, float] = {}  # when an owner's last answer was whole, lately
         self._had: dict[str, float] = {}  # beyond what was the owner's share since
         self._at = clock()
 
@@ -47,6 +49,7 @@ class InterpreterTime:
             with self._guard:
                 self._answering[owner] -= 1
                 self._answering = +self._answering  # who has left is forgotten
+                self._answered[owner] = self._clock()
 
     def took(self, owner: str, seconds: float) -> None:
         """Counts what a thread computed for an owner."""
@@ -76,13 +79,14 @@ class InterpreterTime:
             yield item
 
     def _is_wanted(self, owner: str) -> bool:
-        return any(each != owner for each in self._answering)
+        return any(each != owner for each in (*self._answering, *self._answered))
 
     def _pass(self) -> None:
         """Lets time pass: each owner gets his share of it."""
         now = self._clock()
         each_s = (now - self._at) * self.share / max(1, len(self._had))
         self._had = {owner: had - each_s for owner, had in self._had.items() if had > each_s}
+        self._answered = {owner: at for owner, at in self._answered.items() if now - at < LATELY_S}
         self._at = now
 
 

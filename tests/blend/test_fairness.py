@@ -3,7 +3,6 @@
 import dataclasses
 import threading
 import time
-from collections import Counter
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from blend.engine import local_engine
 from blend.engine.answer_builder import OVERTAKES, QueuedRequest
 from blend.engine.engine import Done, EngineLimits, EngineRequest, Failed, Ready
-from blend.engine.fair_queue import CaptureDebts, FairQueue, StepShares, dealt
+from blend.engine.fair_queue import FairQueue
 from blend.engine.local_engine import LocalEngine
 from blend.engine.sampling import Sampling
 from blend.errors import Late
@@ -84,47 +83,6 @@ def test_what_does_not_fit_is_passed_by_no_shorter_one_of_its_payer() -> None:
     queue.add(short, ())
     assert queue.next(lambda each: each.capacity < 50, running={}) is None
     assert [queue.next(lambda _: True, running={}) for _ in range(2)] == [long, short]
-
-
-@given(
-    st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(1, 60), WEIGHTS), min_size=1),
-    st.floats(0.001, 0.05),
-    st.floats(0.0001, 0.01),
-)
-@settings(max_examples=200, deadline=None)
-def test_a_step_takes_nobody_longer_than_its_share_of_a_lone_one(
-    payers: dict[str, tuple[int, float]], base: float, row: float
-) -> None:
-    weights = {payer: weight for payer, (_, weight) in payers.items()}
-    shares = StepShares(weights)
-    for rows in [1, 4, 16, 64] * 60:
-        shares.learn(rows, base + row * rows)
-    asked = [payer for payer, (count, _) in payers.items() for _ in range(count)]
-    chosen = Counter(asked[place] for place in shares.chosen(asked))
-    assert chosen.keys() == payers.keys()
-    took = base + row * chosen.total()
-    for payer, (count, weight) in payers.items():
-        lone, share = base + row * count, weight / sum(weights.values())
-        progress = chosen[payer] / count / took  # of each of his answers, tokens a second
-        assert progress >= share / lone * (1 - 1.1 / chosen[payer])  # but for the row that cannot be halved
-
-
-@given(
-    st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(1, 60), WEIGHTS), min_size=1),
-    st.floats(1, 300),
-)
-def test_rows_are_dealt_by_weight_and_none_is_left_over(payers: dict[str, tuple[int, float]], rows: float) -> None:
-    counts = {payer: count for payer, (count, _) in payers.items()}
-    weights = {payer: weight for payer, (_, weight) in payers.items()}
-    found = dealt(counts, rows, weights=weights)
-    assert all(1 <= found[payer] <= count for payer, count in counts.items())
-    assert sum(found.values()) < rows + len(counts)
-    cut = [payer for payer in counts if found[payer] < counts[payer]]
-    if cut:
-        assert sum(found.values()) > rows - len(counts)
-        apart = len(counts)  # each may have a row too many or too few, and the last one what is left of all
-        least = min((found[payer] + 1 + apart) / weights[payer] for payer in cut)
-        assert all((found[payer] - apart) / weights[payer] <= least + 1e-9 for payer in counts)
 
 
 @pytest.mark.parametrize(
@@ -245,33 +203,6 @@ def test_one_payer_leaves_room_where_another_was_here(weight: float, monkeypatch
             asked.ticket.cancel()
         begun = sum(isinstance(asked.wait().events[0], Ready) for asked in many)
     assert ([each.done.reason for each in late], begun) == (["length"] * 3, 7)
-
-
-@pytest.mark.parametrize(("busy", "of_requests"), [(100, 0.4), (90, 0.3), (50, 0.0)])
-def test_captures_take_of_requests_what_idle_time_does_not_give_them(busy: int, of_requests: float) -> None:
-    """So many of 100 slices of time somebody asks; captures of one wait always, and have the others."""
-    debts, slices = CaptureDebts(0.4), Counter[str]()
-    for number in range(6000):
-        asked = 37 * number % 100 < busy
-        captures = not asked or debts.any
-        if captures:
-            debts.had("many", 0.01)
-        else:
-            debts.served(0.01, ["many"])
-        slices["captures"] += captures
-        slices["taken"] += asked and captures
-    assert slices["taken"] / 6000 == pytest.approx(of_requests, abs=0.07)
-    assert slices["captures"] / 6000 >= 0.33, "they have their share in any case"
-
-
-def test_what_one_had_is_not_held_against_another_who_waits() -> None:
-    debts = CaptureDebts(0.4)
-    debts.had("many", 100.0)
-    assert not debts.served(0.1, ["many"]) and not debts.any
-    assert debts.served(0.1, ["many", "one"])
-    debts.had("one", 1.0)
-    assert not debts.any and not debts.served(0.1, ["many", "one"])
-    assert debts.served(3.1, ["many"]), "and not for ever"
 
 
 def test_a_capture_ends_where_requests_never_do() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from service.access.interpreter_time import (
     AHEAD_S,
     INTERPRETER,
+    LATELY_S,
     LONGEST_S,
     SHARE,
     InterpreterTime,
@@ -54,7 +55,8 @@ def test_owners_that_always_want_more_have_the_share_alike(pieces: Sequence[floa
 
 
 def test_nobody_rests_beside_his_own_answers_or_none() -> None:
-    interpreter = InterpreterTime(clock=Clock())
+    clock = Clock()
+    interpreter = InterpreterTime(clock=clock)
     interpreter.took("a", 100)
     with interpreter.answering("a"):
         interpreter.took("a", 100)
@@ -63,6 +65,8 @@ def test_nobody_rests_beside_his_own_answers_or_none() -> None:
         assert interpreter.rests_s("a") == 0
         interpreter.took("a", 100)
         assert interpreter.rests_s("a") == LONGEST_S and interpreter.rests_s("b") == 0
+    assert interpreter.rests_s("a") == LONGEST_S, "who was answered just now asks again"
+    clock.now += LATELY_S
     assert interpreter.rests_s("a") == 0
 
 
