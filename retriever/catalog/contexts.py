@@ -30,9 +30,10 @@ class ContextsView:
     def __init__(self, connection: CatalogConnection) -> None:
         self._connection = connection
 
-    def places_of(self, ids: Sequence[str]) -> list[ChunkPlace]:
-        """All places of these chunks, in staged versions too, in no order."""
-        found = self._connection.execute(f"{_PLACES} c.id IN {LISTED}", (listed(ids),))
+    def places_of(self, ids: Sequence[str], *, serving: bool = False) -> list[ChunkPlace]:
+        """All places of these chunks, in no order: in staged versions too, or in those alone that are `serving`."""
+        which = f"c.id IN {LISTED}{' AND d.serving = 1' if serving else ''}"
+        found = self._connection.execute(f"{_PLACES} {which}", (listed(ids),))
         return [_place(*each) for each in found]
 
     def fillers(self, collection: str) -> dict[str, tuple[FillerPassage, ...]]:

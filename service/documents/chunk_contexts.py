@@ -12,14 +12,12 @@ from typing import NamedTuple
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.view import CatalogView
 from retriever.documents import Document, Json
-from retriever.types import ChunkPlace, FillerPassage, Passage
+from retriever.types import ChunkPlace, Passage
 from service.access.domains import domain_of
 from service.documents.collection_rules import CollectionRules
 from service.model.capture_context import CaptureContext, filler_digest
 from service.model.prompt_builder import PromptPassage
 from store.fingerprint import context_digest
-
-Fillers = dict[str, tuple[FillerPassage, ...]]  # by domain
 
 _KNOWN = 50_000  # contexts that are remembered, as long as nothing changes
 
@@ -34,16 +32,25 @@ class ContextKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamedFiller:
-    """A filler's passages, and their digest."""
+    """A filler's passages, out of these chunks, and their digest."""
 
     passages: tuple[PromptPassage, ...] = ()
     digest: str = ""
+    chunks: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, found: Sequence[FillerPassage], *, but: str = "") -> "NamedFiller":
-        """The filler of these passages, but for a chunk that is to be captured behind them."""
-        passages = tuple(PromptPassage(each.excerpt, each.title) for each in found if each.chunk != but)
-        return cls(passages, filler_digest(passages))
+    def of(cls, found: Sequence[tuple[str, PromptPassage]]) -> "NamedFiller":
+        passages = tuple(passage for _, passage in found)
+        return cls(passages, filler_digest(passages), tuple(chunk for chunk, _ in found))
+
+    def but(self, chunk: str) -> "NamedFiller":
+        """The filler of a chunk, which is not captured behind itself."""
+        if chunk not in self.chunks:
+            return self
+        return self.of([each for each in zip(self.chunks, self.passages, strict=True) if each[0] != chunk])
+
+
+Fillers = dict[str, NamedFiller]  # by domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,7 @@ class ChunkContexts:
                 known = self._known
             lacking = wanted - known.keys()
             if lacking:
-                places = [each for each in view.places_of([*{key.chunk for key in lacking}]) if each.serving]
+                places = view.places_of([*{key.chunk for key in lacking}], serving=True)
                 known |= _contexts(view, lacking, places=places, fields=fields)
             return {key: known[key] for key in wanted}
 
@@ -114,8 +121,8 @@ class ChunkContexts:
         wanted, fields = {*keys}, self._domain_fields()
         anew, fresh = {each.id for each in documents}, [*_places(documents, collection)]
         with self._catalog.view() as view:
-            held = view.places_of([*{key.chunk for key in wanted}])
-            places = [each for each in held if each.serving and each.document not in anew]
+            held = view.places_of([*{key.chunk for key in wanted}], serving=True)
+            places = [each for each in held if each.document not in anew]
             return _contexts(view, wanted, places=[*places, *fresh], fields=fields)
 
     def standing(self, view: CatalogView, chunks: Sequence[str]) -> dict[ContextKey, tuple[Json, set[str]]]:
@@ -148,8 +155,8 @@ def _places(documents: Sequence[Document], collection: str) -> Iterator[ChunkPla
         for place, part in enumerate(document.parts):
             metadata = {**document.metadata, **part.metadata}
             own = (document.id, document.title, place, before, before_metadata)
-            yield ChunkPlace(part.id, collection, metadata, 0, True, *own)
             before, before_metadata = part.id, metadata
+            yield ChunkPlace(before, collection, metadata, 0, True, *own)
 
 
 def _contexts(
@@ -169,7 +176,13 @@ def _fillers(view: CatalogView, collections: Set[str]) -> dict[str, Fillers | No
     """The fillers of each collection by domain; None where its chunks are captured alone."""
     found = {name: view.collection(name) for name in collections}
     on = {name for name, each in found.items() if each and CollectionRules.from_json(each.rules).in_context}
-    return {name: view.fillers(name) if name in on else None for name in collections}
+    return {name: _named_fillers(view, name) if name in on else None for name in collections}
+
+
+def _named_fillers(view: CatalogView, collection: str) -> Fillers:
+    found = view.fillers(collection).items()
+    own = {domain: [(each.chunk, PromptPassage(each.excerpt, each.title)) for each in some] for domain, some in found}
+    return {domain: NamedFiller.of(each) for domain, each in own.items()}
 
 
 def _first(place: ChunkPlace) -> tuple[str, int]:
@@ -181,7 +194,7 @@ def _named(key: ContextKey, place: ChunkPlace | None, *, fillers: Fillers | None
     title = place.title if place else ""
     if fillers is None:
         return ContextName(title=title, is_named=False)
-    filler = NamedFiller.of(fillers.get(key.domain, ()), but=key.chunk)
+    filler = fillers.get(key.domain, NamedFiller()).but(key.chunk)
     if place is None or place.before_metadata is None or domain_of(place.before_metadata, fields) != key.domain:
         return ContextName(filler, title=title)
     return ContextName(filler, place.before, title)
