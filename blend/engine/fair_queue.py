@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 PATIENCE_S = 2.0  # a request that does not fit is passed by others for so long; then what runs has to end
 FEW = 8  # who asks for so many times as much as another begins nothing while that one runs and had less
 LATELY_S = 2.0  # of captures: so much of what they had beyond their share is counted
-FORGOTTEN_S = 1e-3
+FORGOTTEN_S = 1e-3  # so little of that is as nothing
 MUCH_S, WITHIN_S, OF_MUCH = 2.0, 10.0, 1 / 3  # who had so much within so long is owed this part of his share
 FORGETS = 0.98  # the weight of what ran in the view of the next one of what work costs
 

@@ -15,7 +15,6 @@ from typing import ParamSpec, TypeVar
 
 SHARE = 0.1  # of the time, for the work of all owners together
 AHEAD_S = 0.02  # which an owner may have had beyond his share
-UPLOADS = 2  # times as much their time counts: nobody waits for them from one moment to the next
 RESTS_EVERY = 64  # items of an upload, some milliseconds
 MOST_S = 0.5  # that is held against an owner
 LONGEST_S = 1.0  # of a rest: then it is looked again who computes
@@ -58,11 +57,11 @@ class InterpreterTime:
             if self._is_wanted(owner):
                 self._had[owner] = min(MOST_S, self._had.get(owner, 0.0) + seconds)
 
-    def rests_s(self, owner: str) -> float:
-        """How long an owner rests before his next piece of work."""
+    def rests_s(self, owner: str, *, shortly_after: bool = True) -> float:
+        """How long an owner rests before his next piece of work, shortly after an answer too where many may begin."""
         with self._guard:
             self._pass()
-            if not self._is_wanted(owner):
+            if not self._is_wanted(owner, shortly_after=shortly_after):
                 self._had.pop(owner, None)
             beyond = self._had.get(owner, 0.0) - AHEAD_S
             return min(LONGEST_S, beyond * len(self._had) / self.share) if beyond > 0 else 0.0
@@ -72,14 +71,14 @@ class InterpreterTime:
         owner, began = f"uploads of {tenant}", time.thread_time()
         for number, item in enumerate(items):
             if number % RESTS_EVERY == 0:
-                self.took(owner, UPLOADS * (time.thread_time() - began))
-                while (rests_s := self.rests_s(owner)) > 0:
+                self.took(owner, time.thread_time() - began)
+                while (rests_s := self.rests_s(owner, shortly_after=False)) > 0:
                     time.sleep(rests_s)
                 began = time.thread_time()
             yield item
 
-    def _is_wanted(self, owner: str) -> bool:
-        return any(each != owner for each in (*self._answering, *self._answered))
+    def _is_wanted(self, owner: str, *, shortly_after: bool = True) -> bool:
+        return any(each != owner for each in (*self._answering, *(self._answered if shortly_after else ())))
 
     def _pass(self) -> None:
         """Lets time pass: each owner gets his share of it."""

@@ -159,7 +159,7 @@ async def under(loads: Sequence[str], *, minutes: float) -> str:
         await asyncio.gather(*tasks, return_exceptions=True)
         at.append(time.monotonic())
         out, _ = await process.communicate()
-        memory.append(resident_mb(ran.pid))
+        memory += [resident_mb(ran.pid), await cancelled(ran, hostile)]
         samples: Samples = [tuple(each) for each in json.loads(out)]
         parts = {"alone": (at[0], at[1]), "beside": (at[1], at[2]), "after": (at[2] + SETTLED_S, np.inf)}
         seen = Seen(samples, parts)
@@ -171,12 +171,23 @@ async def under(loads: Sequence[str], *, minutes: float) -> str:
                 seen.row("uploads", points=(50, 95)),
                 seen.row("healthz", points=(50, 99)),
                 seen.row("metrics", points=(50, 99)),
-                f"| resident MB: before; most; after | {memory[0]} | {max(memory)} | {memory[-1]} |",
+                f"| resident MB: before; most; after | {memory[0]} | {max(memory)} | {memory[-2]} |",
+                f"\nIts uploads cancelled: {memory[-1]} MB",
                 f"\nRefused to the good one: {seen.refused or 'nothing'}",
                 f"Lost of its uploads: {lost(ran, good, samples) or 'nothing'}",
                 f"The hostile one got: {got}\n",
             ]
         )
+
+
+async def cancelled(ran: Server, key: str) -> int:
+    """The resident megabytes ten seconds after what still computes for this key was cancelled."""
+    async with ran.client(key) as client:
+        for job in (await client.get("/v1/jobs", params={"limit": 100})).json()["jobs"]:
+            if job["status"] == "running":
+                await client.delete(f"/v1/jobs/{job['id']}")
+    await asyncio.sleep(SETTLED_S)
+    return resident_mb(ran.pid)
 
 
 def lost(ran: Server, key: str, samples: Samples) -> list[str]:

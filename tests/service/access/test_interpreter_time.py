@@ -66,6 +66,9 @@ def test_nobody_rests_beside_his_own_answers_or_none() -> None:
         interpreter.took("a", 100)
         assert interpreter.rests_s("a") == LONGEST_S and interpreter.rests_s("b") == 0
     assert interpreter.rests_s("a") == LONGEST_S, "who was answered just now asks again"
+    assert interpreter.rests_s("a", shortly_after=False) == 0
+    interpreter.took("a", 100)
+    assert interpreter.rests_s("a") == LONGEST_S
     clock.now += LATELY_S
     assert interpreter.rests_s("a") == 0
 
