@@ -130,17 +130,17 @@ class VersionsChange(ContextsChange):
 
     def _used(self, parts: Sequence[DocumentPart]) -> list[int]:
         """The rows of these parts' chunks, each of which is used once more, and has its text even if it was damaged."""
-        texts = zip(parts, marks([part.text for part in parts]), strict=True)
+        ids = [part.id for part in parts]
+        texts = zip(ids, parts, marks([part.text for part in parts]), strict=True)
         self._connection.executemany(
             "INSERT INTO chunks (id, uses, text, head, tail, nbytes) VALUES (?, 1, CAST(? AS TEXT), ?, ?, ?) "
             "ON CONFLICT (id) DO UPDATE SET uses = chunks.uses + 1, text = excluded.text, head = excluded.head, "
             "tail = excluded.tail, nbytes = excluded.nbytes",
             [
-                (part.id, part.text.encode(), *((mark.head, mark.tail, mark.nbytes) if mark else (None, None, None)))
-                for part, mark in texts
+                (each, part.text.encode(), *((mark.head, mark.tail, mark.nbytes) if mark else (None, None, None)))
+                for each, part, mark in texts
             ],
         )
-        ids = [part.id for part in parts]
         rows = dict(self._run(f"SELECT id, row FROM chunks WHERE id IN {LISTED}", (listed(ids),)).fetchall())
         return [rows[each] for each in ids]
 

@@ -32,11 +32,10 @@ def settle(change: CatalogChange, documents: Sequence[str], *, fields: Set[str])
     """Replaces the fillers with passages of these documents that are not in them any more, or not in the filler's
     domain, and makes those that can be made since they serve."""
     told = change.fillers_with(documents)
-    places = change.places_of([chunk for *_, chunk, _ in told]) if told else []
+    places = change.places_of([chunk for *_, chunk, _ in told], serving=True) if told else []
     left = {
         (place.collection, domain_of(place.metadata, fields), place.document, place.chunk, place.title)
         for place in places
-        if place.serving
     }
     for collection, domain in sorted({(collection, domain) for collection, domain, *_ in {*told} - left}):
         _choose(change, _Home(collection, domain), fields=fields)
