@@ -145,21 +145,6 @@ def test_a_failing_filter_leaves_every_key_in_place() -> None:
     assert evictor.victims(8) == every
 
 
-def test_memory_follows_the_residents_however_many_keys_pass() -> None:
-    evictor = Evictor[int]()
-    for key in range(20_000):
-        evictor.inserted(key, 1, cost=1.0 + key % 97)
-        for _ in range(3):
-            evictor.used(key)
-        if len(evictor) > 100:
-            evictor.evicted(evictor.victims(1)[0])
-    assert evictor.entries <= (1 + REMEMBERED + 2) * 100 + 80
-    for key in range(20_000):
-        evictor.removed(key)
-    assert len(evictor) == 0
-    assert evictor.entries <= 80
-
-
 def test_evicted_keys_are_remembered_and_deleted_ones_are_not() -> None:
     def next_victim(goes: str) -> str:
         evictor = Evictor[str]()
@@ -173,18 +158,6 @@ def test_evicted_keys_are_remembered_and_deleted_ones_are_not() -> None:
 
     assert next_victim("evicted") == "new"  # the second time there is nothing to evict
     assert next_victim("removed") == "back"  # older than "new", and no more is known of it
-
-
-def test_a_key_used_again_outlives_a_scan() -> None:
-    evictor = Evictor[int]()
-    evictor.inserted(-1, 1, cost=1.0)
-    for key in range(300):
-        evictor.inserted(key, 1, cost=1.0)
-        if key == 20:
-            evictor.used(-1)
-        if len(evictor) > 50:
-            evictor.evicted(evictor.victims(1)[0])
-    assert -1 in evictor.victims(1000)
 
 
 @pytest.mark.parametrize("rival", [Lru, Lfu, Arc, S3Fifo])
