@@ -1,7 +1,11 @@
 """Catalogs for tests: how they are opened and filled, and what can be told of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from retriever.documents import Document, DocumentPart, Json, chunk_id
 from retriever.filter_condition import EVERYTHING, condition
 from retriever.postgres.catalog import open_catalog
 from retriever.postgres.database import PostgresDatabase
+from retriever.postgres.schemas import schema_of
 from retriever.types import DocumentRow, Removal
 from tests.servers.postgres import PostgresServer
 
@@ -125,3 +130,61 @@ class Postgres:
         yield again
         for database in databases:
             database.close()
+
+
+class CatalogTables(Protocol):
+    """A new catalog, and its tables behind its back."""
+
+    def open(self) -> Catalog: ...
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]: ...
+
+    def holds_words(self, terms: Mapping[int, Sequence[str]]) -> bool:
+        """Whether the index holds the terms of these passages and nothing else."""
+        ...
+
+    def forget(self) -> None: ...
+
+
+class SqliteTables:
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory()
+        self._path = Path(self._folder.name) / "catalog.sqlite"
+
+    def open(self) -> Catalog:
+        return SqliteCatalog(self._path)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self._path)) as connection:
+            return connection.execute(query).fetchall()
+
+    def holds_words(self, terms: Mapping[int, Sequence[str]]) -> bool:
+        with closing(sqlite3.connect(self._path)) as connection:
+            connection.execute("INSERT INTO terms (terms) VALUES ('integrity-check')")
+            connection.execute("CREATE VIRTUAL TABLE temp.instances USING fts5vocab (main, terms, instance)")
+            found = set(connection.execute("SELECT doc, offset, term FROM instances"))
+        return found == {(row, place, term) for row, told in terms.items() for place, term in enumerate(told)}
+
+    def forget(self) -> None:
+        self._folder.cleanup()
+
+
+class PostgresTables:
+    """A tenant's. It stays in the database, which goes with the tests."""
+
+    def __init__(self, database: PostgresDatabase, tenant: str) -> None:
+        self._database, self._tenant = database, tenant
+
+    def open(self) -> Catalog:
+        return open_catalog(self._database, self._tenant)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with self._database.transaction(" READ ONLY", schema=schema_of(self._tenant)) as connection:
+            return connection.execute(query).fetchall()
+
+    def holds_words(self, terms: Mapping[int, Sequence[str]]) -> bool:
+        found = self.rows("SELECT passage, tsvector_to_array(words) FROM terms")
+        return {row: set(told) for row, told in found} == {row: set(told) for row, told in terms.items()}
+
+    def forget(self) -> None:
+        """Nothing is open."""

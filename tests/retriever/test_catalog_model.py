@@ -1,340 +1,294 @@
-"""A catalog under random changes against dictionaries that say what it holds, and its tables read behind its back."""
+"""A catalog under random changes, uploads and sweeps among them, in each database."""
 
-import sqlite3
+import time
 from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from itertools import count
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from retriever.catalog import query_terms
 from retriever.catalog.change import CatalogChange
-from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, DocumentPart, chunk_id
-from retriever.filter_condition import EVERYTHING, condition, in_collection
-from retriever.types import CatalogState, Collection, Removal
+from retriever.catalog.view import CatalogView
+from retriever.documents import Document
+from retriever.postgres.database import PostgresDatabase
+from retriever.upload_types import Job, NewUpload, QueuedUpload, UploadState
+from tests.retriever import catalog_model
+from tests.retriever.catalog_model import COLLECTIONS, NAMES, Changes, Model, Version, told
+from tests.retriever.catalogs import CatalogTables, PostgresTables, SqliteTables
+from tests.servers.postgres import PostgresServer
 
-WORDS = ("apple", "pear", "plum", "fig", "東")  # none has a part in another
-TEXTS = ("apple pear", "pear plum", "plum plum apple", "fig", "東京都", "a text without them", "", "apple " * 9)
-NAMES, COLLECTIONS, EMBEDDERS = ("a", "b", "c", "ä"), ("one", "two"), ("e", "f")
+JOBS = ("j", "k")
+ENDS = (UploadState.READY, UploadState.FAILED)
+COUNTS = {"chunks": 4, "stored": 3, "over_budget": 2, "unsupported": 1}  # of each upload that computes
 
-metadata = st.dictionaries(
-    st.sampled_from("mn"), st.sampled_from([1, 2.5, "1", True, None, [1, "x"], {"deep": 1}]), max_size=2
+new = st.builds(
+    NewUpload,
+    st.sampled_from([*NAMES[:2], ""]),  # so few that they meet
+    catalog_model.collections,
+    name=st.just("f"),
+    content=st.binary(max_size=3),
 )
-parts = st.builds(
-    DocumentPart,
-    st.sampled_from(TEXTS),
-    name=st.sampled_from(["", "n"]),
-    start=st.sampled_from([None, 0]),
-    metadata=st.just({}) | metadata,
-)
-documents = st.builds(
-    Document,
-    st.sampled_from(NAMES),
-    st.lists(parts, max_size=4).map(tuple),
-    title=st.sampled_from(["", "", "fig"]),
-    metadata=metadata,
-)
-collections = st.sampled_from(COLLECTIONS)
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    document: Document
-    collection: str
-    patched: bool = False
-
-    @property
-    def chunks(self) -> list[str]:
-        return [part.id for part in self.document.parts]
 
 
 @dataclass
-class Model:
-    """What a catalog is to hold."""
+class Kept:
+    job: str
+    origin: int
+    put: NewUpload
+    state: UploadState = UploadState.WAITING
+    version: int | None = None
+    is_counted: bool = False
 
-    serving: dict[str, Version] = field(default_factory=dict)
-    staged: dict[int, Version] = field(default_factory=dict)
-    embedders: dict[str, bool] = field(default_factory=dict)
-    vectors: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
-    def copy(self) -> "Model":
-        return Model(dict(self.serving), dict(self.staged), dict(self.embedders), dict(self.vectors))
+@dataclass
+class Uploads(Model):
+    """What a catalog is to hold, with its uploads."""
 
-    @property
-    def versions(self) -> list[Version]:
-        return [*self.serving.values(), *self.staged.values()]
+    uploads: dict[int, Kept] = field(default_factory=dict)
+    jobs: list[str] = field(default_factory=list)
+    swept: int = 0
+    deletions: dict[str, int] = field(default_factory=dict)
 
-    def uses(self) -> Counter[str]:
-        return Counter(chunk for version in self.versions for chunk in version.chunks)
+    def live(self) -> dict[int, Kept]:
+        return {number: each for number, each in self.uploads.items() if each.state.is_live}
 
-    def removal(self, removed: list[Version]) -> tuple[set[str], set[str]]:
-        """What leaves with these versions, which are out already: gone, and kept by others."""
-        uses = self.uses()
-        left = {chunk for version in removed for chunk in version.chunks}
-        gone = {chunk for chunk in left if not uses[chunk]}
-        self.vectors = {key: vector for key, vector in self.vectors.items() if key[1] not in gone}
-        return gone, left - gone
+    def end(self, ended: dict[int, Kept], state: UploadState) -> None:
+        for each in ended.values():
+            each.state = state
+            if state is not UploadState.READY:
+                self.let_go(each.version)
+                each.version = None
 
-    def put(self, documents: list[Document], collection: str) -> tuple[set[str], set[str]]:
-        new = [Version(document, collection) for document in documents]
-        removed: list[Version] = []
-        for version in [each for each in new if self.serving.get(each.document.id) != each]:
-            if older := self.serving.get(version.document.id):
-                removed.append(older)
-            self.serving[version.document.id] = version
-        return self.removal(removed)
+    def let_go(self, version: int | None) -> None:
+        if version in self.staged:
+            self.removal([self.staged.pop(version)])
 
-    def serve(self, number: int) -> tuple[set[str], set[str]]:
-        version = self.staged.pop(number)
-        older = self.serving.get(version.document.id)
-        self.serving[version.document.id] = version
-        return self.removal([older] if older else [])
+    def accept(self, number: int, kept: Kept) -> None:
+        """A document's uploads in the order of their origins: the last that is live or ready counts.
+
+        A deletion counts among them where a file was live.
+        """
+        name = kept.put.document
+        same = {other: each for other, each in self.uploads.items() if name and each.put.document == name}
+        is_late = any(each.origin > kept.origin for each in same.values() if each.state.is_live or _is_ready(each))
+        self.uploads[number] = kept
+        if is_late:
+            kept.state = UploadState.SUPERSEDED
+        elif kept.origin != number and name and self.deletions.get(name, 0) >= kept.origin:
+            kept.state = UploadState.DELETED
+        else:
+            self.end({other: each for other, each in same.items() if each.state.is_live}, UploadState.SUPERSEDED)
 
     def delete(self, fits: set[tuple[str, str]]) -> tuple[set[str], set[str]]:
-        """Versions by name and collection."""
-        removed = [each for each in self.versions if (each.document.id, each.collection) in fits]
-        self.serving = {name: each for name, each in self.serving.items() if each not in removed}
-        self.staged = {number: each for number, each in self.staged.items() if each not in removed}
-        return self.removal(removed)
+        removal = super().delete(fits)
+        ended = {n: each for n, each in self.live().items() if (each.put.document, each.put.collection) in fits}
+        self.end(ended, UploadState.DELETED)
+        return removal
 
 
-def told(removal: Removal) -> tuple[set[str], set[str]]:
-    gone, kept = set(removal.gone), set(removal.kept)
-    assert len(gone) == len(removal.gone) and len(kept) == len(removal.kept)
-    return gone, kept
+def _is_ready(kept: Kept) -> bool:
+    return kept.state is UploadState.READY
 
 
-class Changes(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = TemporaryDirectory()
-        self.path = Path(self.folder.name) / "catalog.sqlite"
-        self.catalog = SqliteCatalog(self.path)
-        self.model = Model()
-        self.numbers: dict[str, int] = {}
-        self.state = CatalogState("", 0, 0, 0, 0)
+def counted(told: QueuedUpload | Job) -> list[int]:
+    return [getattr(told, name) for name in COUNTS]
 
-    def teardown(self) -> None:
-        self.catalog.close()
-        self.folder.cleanup()
 
-    @rule(documents=st.lists(documents, min_size=1, max_size=3), collection=collections)
-    def put(self, documents: list[Document], collection: str) -> None:
-        with self.catalog.change() as change:
-            removal = change.put(documents, collection=collection)
-        assert told(removal) == self.model.put(documents, collection)
+class UploadChanges(Changes):
+    def __init__(self, tables: CatalogTables, *, apart: int) -> None:
+        super().__init__(tables, apart=apart)
+        self.model = self.uploads = Uploads()
+        self.last = 0  # number that was given
 
-    @rule(collection=collections, data=st.data())
-    @precondition(lambda self: self.model.serving)
-    def put_again(self, collection: str, data: st.DataObject) -> None:
-        """What serves already, just so or in another collection."""
-        self.put([data.draw(st.sampled_from(list(self.model.serving.values()))).document], collection)
-
-    @rule(document=documents, collection=collections)
-    def stage(self, document: Document, collection: str) -> None:
-        with self.catalog.change() as change:
-            number = change.stage(document, collection=collection)
-        assert number not in self.model.staged
-        self.model.staged[number] = Version(document, collection)
-
-    @rule(data=st.data(), times=st.integers(1, 2))
-    @precondition(lambda self: self.model.staged)
-    def serve(self, data: st.DataObject, times: int) -> None:
-        number = data.draw(st.sampled_from(list(self.model.staged)))
-        with self.catalog.change() as change:
-            removal = change.serve(number)
-            assert times == 1 or change.serve(number) == Removal()
-        assert told(removal) == self.model.serve(number)
-
-    @rule(data=st.data())
-    @precondition(lambda self: self.model.staged)
-    def drop(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(list(self.model.staged)))
-        with self.catalog.change() as change:
-            removal = change.drop(number)
-        assert told(removal) == self.model.removal([self.model.staged.pop(number)])
-
-    @rule(name=st.sampled_from(NAMES), over=metadata)
-    def patch(self, name: str, over: dict[str, object]) -> None:
-        with self.catalog.change() as change:
-            found = change.patch(name, metadata=over)
-        version = self.model.serving.get(name)
-        assert (found is None) == (version is None)
-        if version:
-            merged = {**version.document.metadata, **over}
-            kept = {name: value for name, value in merged.items() if name not in over or over[name] is not None}
-            self.model.serving[name] = Version(replace(version.document, metadata=kept), version.collection, True)
+    def pick(self, data: st.DataObject) -> QueuedUpload:
+        """Any, but mostly one that is live."""
+        with self.catalog.view() as view:
+            found = [each for job in JOBS for each in view.uploads(job, limit=1000)]
+            return data.draw(st.sampled_from([*view.live(1000) * 3, *found]))
 
     @rule(names=st.lists(st.sampled_from(NAMES), max_size=3))
     def delete(self, names: list[str]) -> None:
+        files = [number for number, each in self.uploads.live().items() if not each.put.document]
+        self.uploads.deletions |= dict.fromkeys(names, max(files, default=0))
         with self.catalog.change() as change:
             removal = change.delete(names)
-        assert told(removal) == self.model.delete({(name, each) for name in names for each in COLLECTIONS})
+        assert told(removal) == self.uploads.delete({(name, each) for name in names for each in COLLECTIONS})
 
-    @rule(name=collections)
-    def delete_collection(self, name: str) -> None:
+    @rule(job=st.sampled_from(JOBS), uploads=st.lists(new, max_size=3))
+    def accept(self, job: str, uploads: list[NewUpload]) -> None:
+        before = time.time()
         with self.catalog.change() as change:
-            change.put_collection(Collection(name, {"size": 1}))
-            removal = change.delete_collection(name)
-        assert told(removal) == self.model.delete({(each, name) for each in NAMES})
+            found = change.accept(job, uploads)
+        for upload, each in zip(found, uploads, strict=True):
+            assert before <= upload.created <= upload.updated <= time.time()
+            self.uploads.accept(self.given(upload.number), Kept(job, upload.number, each))
+        if job not in self.uploads.jobs:
+            self.uploads.jobs.append(job)
+        assert [each.state for each in found] == [self.uploads.uploads[each.number].state for each in found]
 
-    @rule(name=st.sampled_from(EMBEDDERS))
-    def add_embedder(self, name: str) -> None:
+    def given(self, number: int) -> int:
+        """A number is given once, though the upload that had it is forgotten."""
+        assert number > self.last
+        self.last = number
+        return number
+
+    @rule(data=st.data(), uploads=st.lists(new, min_size=1, max_size=3))
+    @precondition(lambda self: self.uploads.uploads)
+    def expand(self, data: st.DataObject, uploads: list[NewUpload]) -> None:
+        file = self.pick(data)
+        kept = self.uploads.uploads[file.number]
         with self.catalog.change() as change:
-            change.add_embedder(name, dim=2)
-        self.model.embedders.setdefault(name, not self.model.embedders and not self.model.uses())
+            assert change.expand(file.number, uploads) == kept.state.is_live
+        if kept.state.is_live:
+            self.uploads.end({file.number: kept}, UploadState.READY)
+            self.uploads.let_go(kept.version)
+            kept.version, kept.is_counted = None, False
+            with self.catalog.view() as view:
+                after = [each for each in view.uploads(file.job, limit=1000) if each.number > self.last]
+            for upload, each in zip(after, uploads, strict=True):
+                self.uploads.accept(self.given(upload.number), Kept(file.job, kept.origin, each))
+
+    @rule(data=st.data(), document=catalog_model.documents)
+    @precondition(lambda self: self.uploads.uploads)
+    def compute(self, data: st.DataObject, document: Document) -> None:
+        upload = self.pick(data)
+        kept, name = self.uploads.uploads[upload.number], upload.document or "a"
+        staged = Version(replace(document, id=name), upload.collection)
+        with self.catalog.change() as change:
+            version = change.stage(staged.document, collection=upload.collection)
+            is_live = change.advance(replace(upload, state=UploadState.COMPUTING, version=version, **COUNTS))
+        assert is_live == kept.state.is_live
+        self.uploads.staged[version] = staged
+        if is_live:
+            self.uploads.let_go(kept.version)
+            kept.state, kept.version, kept.is_counted = UploadState.COMPUTING, version, True
+
+    @rule(data=st.data(), state=st.sampled_from(ENDS), serves_first=st.booleans())
+    @precondition(lambda self: self.uploads.uploads)
+    def finish(self, data: st.DataObject, state: UploadState, *, serves_first: bool) -> None:
+        """Ends any upload, live or not. What is ready serves, from before it is told or from then on."""
+        upload = self.pick(data)
+        kept = self.uploads.uploads[upload.number]
+        is_served = kept.state.is_live and state is UploadState.READY and kept.version in self.uploads.staged
+        version = kept.version if is_served else None
+        with self.catalog.change() as change:
+            assert not change.advance(replace(upload, number=self.last + 1, state=state)), "there is none"
+            if version is not None and serves_first:
+                assert told(change.serve(version)) == self.uploads.serve(version)
+            is_live = change.advance(replace(upload, state=state))
+            if version is not None and not serves_first:
+                assert told(change.serve(version)) == self.uploads.serve(version)
+        assert is_live == kept.state.is_live
+        if is_live:
+            self.uploads.end({upload.number: kept}, state)
+
+    @rule(job=st.sampled_from(JOBS))
+    def cancel(self, job: str) -> None:
+        live = {number: each for number, each in self.uploads.live().items() if each.job == job}
+        with self.catalog.change() as change:
+            assert change.cancel(job) == len(live)
+        self.uploads.end(live, UploadState.CANCELLED)
+
+    @rule()
+    def forget(self) -> None:
+        live = {each.job for each in self.uploads.live().values()}
+        over = [job for job in self.uploads.jobs if job not in live]
+        with self.catalog.view() as view:
+            earliest = min((job.updated for job in view.jobs()), default=0.0)
+        with self.catalog.change() as change:
+            assert change.forget_uploads(earliest) == 0
+            assert change.forget_uploads(time.time() + 1) == len(over)
+            assert change.forget_uploads(time.time() + 1) == 0
+        self.uploads.jobs = [job for job in self.uploads.jobs if job in live]
+        self.uploads.uploads = {number: each for number, each in self.uploads.uploads.items() if each.job in live}
 
     @rule(data=st.data())
-    @precondition(lambda self: self.model.embedders)
-    def serve_embedder(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(list(self.model.embedders)))
+    def sweep(self, data: st.DataObject) -> None:
+        with self.catalog.view() as view:
+            rows = [row for row, _ in view.unswept(1000)] or [view.state().removed]
+        row = data.draw(st.sampled_from(rows))
         with self.catalog.change() as change:
-            change.serve_embedder(name)
-        self.model.embedders = {name: True}
-        self.model.vectors = {key: vector for key, vector in self.model.vectors.items() if key[0] == name}
+            change.swept(row)
+        self.uploads.swept = max(row, self.uploads.swept)
 
-    @rule(name=st.sampled_from(EMBEDDERS), texts=st.lists(st.sampled_from(TEXTS), unique=True), value=st.integers(1, 9))
-    def put_vectors(self, name: str, texts: list[str], value: int) -> None:
-        told = [chunk_id(text) for text in texts]
-        vectors = np.array([[value, place] for place in range(len(told))], np.float32).reshape(-1, 2)
-        with self.catalog.change() as change:
-            change.put_vectors(told, vectors, embedder=name)
-        uses = self.model.uses()
-        for chunk, vector in zip(told, vectors.tolist(), strict=True):
-            if name in self.model.embedders and uses[chunk]:
-                self.model.vectors.setdefault((name, chunk), vector)
-
-    @rule(documents=st.lists(documents, max_size=3), collection=collections, name=st.sampled_from(NAMES))
-    def fail(self, documents: list[Document], collection: str, name: str) -> None:
+    @rule(job=st.sampled_from(JOBS), uploads=st.lists(new, max_size=3))
+    def fail_to_accept(self, job: str, uploads: list[NewUpload]) -> None:
         def failing(change: CatalogChange) -> None:
-            change.put(documents, collection=collection)
-            change.patch(name, metadata={"m": "new"})
-            change.delete([name])
+            change.accept(job, uploads)
+            change.cancel(job)
+            change.swept(1 << 40)
             raise ZeroDivisionError
 
         with suppress(ZeroDivisionError), self.catalog.change() as change:
             failing(change)
 
-    @rule()
-    def open_again(self) -> None:
-        self.catalog.close()
-        self.catalog = SqliteCatalog(self.path)
-
-    @invariant()
-    def documents_and_passages_are_those_of_the_model(self) -> None:
+    def agrees(self) -> None:
+        super().agrees()
         with self.catalog.view() as view:
-            entries = {each.id: each for each in view.documents(EVERYTHING)}
-            assert list(entries) == sorted(self.model.serving) and view.count(EVERYTHING) == len(entries)
-            for name, version in self.model.serving.items():
-                document, found = version.document, entries[name]
-                assert (found.collection, found.title, found.metadata, found.parts) == (
-                    *(version.collection, document.title, document.metadata, len(document.parts)),
-                )
-                assert [(p.text, p.name, p.start, p.metadata, p.place) for p in view.passages(name)] == [
-                    (part.text, part.name, part.start, {**document.metadata, **part.metadata}, place)
-                    for place, part in enumerate(document.parts)
-                ]
+            self.uploads_are_those_of_the_model(view)
+            self.jobs_are_those_of_the_model(view)
+            self.what_went_is_told_until_it_is_swept(view)
 
-    @invariant()
-    def filters_and_words_find_what_serves(self) -> None:
-        with self.catalog.view() as view:
-            rows = view.rows_of([chunk_id(text) for text in TEXTS])
-            assert rows.keys() == self.model.uses().keys()
-            numbered = {row: chunk for chunk, row in rows.items()}
-            for where, fits in (
-                (EVERYTHING, lambda _, __: True),
-                (in_collection("one"), lambda version, _: version.collection == "one"),
-                (
-                    condition({"m": 1}),
-                    lambda _, metadata: metadata.get("m") in (1, [1, "x"]) and metadata["m"] is not True,
-                ),
-            ):
-                serving = [
-                    (version, part)
-                    for version in self.model.serving.values()
-                    for part in version.document.parts
-                    if fits(version, {**version.document.metadata, **part.metadata})
-                ]
-                held = {(version.document.id, part.id) for version, part in serving}
-                assert {numbered[int(row)] for row in view.chunks_of(where)} == {part.id for _, part in serving}
-                holding = view.holding(list(numbered), where)
-                assert {(p.document, p.id) for p in holding} <= held
-                assert sorted(p.id for p in holding) == sorted({part.id for _, part in serving})
-                for word in WORDS:
-                    wanted = {part.id for each, part in serving if word in f"{each.document.title} {part.text}"}
-                    found = view.lexical(word, where, limit=100)
-                    assert Counter(each.passage.id for each in found) == Counter(wanted)
+    def uploads_are_those_of_the_model(self, view: CatalogView) -> None:
+        kept = self.uploads.uploads
+        found = {each.number: each for job in JOBS for each in view.uploads(job, limit=1000)}
+        assert found.keys() == kept.keys()
+        for number, each in kept.items():
+            upload, put = found[number], each.put
+            assert (upload.state, upload.version, upload.job) == (each.state, each.version, each.job)
+            assert (upload.document, upload.collection, upload.name) == (put.document, put.collection, put.name)
+            assert counted(upload) == [each.is_counted * one for one in COUNTS.values()]
+            assert view.content(number) == (put.content if each.state.is_live else None)
+        live = [found[number] for number in sorted(self.uploads.live())]
+        assert view.live(1000) == live and view.live(1) == live[:1]
+        for name in NAMES:
+            same = {(each.origin, n): n for n, each in kept.items() if each.put.document == name}
+            assert view.upload_of(name) == (found[same[max(same)]] if same else None)
 
-    @invariant()
-    def vectors_are_those_of_the_model(self) -> None:
-        with self.catalog.view() as view:
-            assert {each.name: each.serving for each in view.embedders()} == self.model.embedders
-            chunks = [chunk_id(text) for text in TEXTS]
-            for name in EMBEDDERS:
-                kept = {chunk: vector for (each, chunk), vector in self.model.vectors.items() if each == name}
-                assert {chunk: row.tolist() for chunk, row in view.vectors(chunks, embedder=name).items()} == kept
-                assert len(view.embedded_after(0, embedder=name, limit=100).rows) == len(kept)
-                lacking = [chunk for _, chunk, _ in view.without_vector(0, embedder=name, limit=100)]
-                assert set(lacking) == self.model.uses().keys() - kept.keys()
+    def jobs_are_those_of_the_model(self, view: CatalogView) -> None:
+        jobs = view.jobs()
+        assert [job.id for job in jobs] == self.uploads.jobs[::-1]
+        assert view.jobs(limit=1) == jobs[:1] and view.jobs(after="unknown") == []
+        assert [each for job in jobs for each in view.jobs(after=job.id, limit=1)] == jobs[1:]
+        for job in jobs:
+            own = [each for each in self.uploads.uploads.values() if each.job == job.id]
+            assert job.states == Counter(each.state for each in own) and job == view.job(job.id)
+            assert job.is_over == (not any(each.state.is_live for each in own))
+            assert counted(job) == [sum(each.is_counted for each in own) * one for one in COUNTS.values()]
+            uploads = view.uploads(job.id, limit=1000)
+            assert job.updated == max([job.created, *(each.updated for each in uploads)])
+            assert view.uploads(job.id, first=1, limit=2) == uploads[1:3]
 
-    @invariant()
-    def numbers_only_rise_and_what_went_is_told(self) -> None:
-        with self.catalog.view() as view:
-            state, before = view.state(), self.state
-            assert state.changes >= before.changes and state.vectors >= before.vectors
-            rows = view.rows_of([chunk_id(text) for text in TEXTS])
-            for chunk, row in rows.items():
-                assert row == self.numbers.get(chunk) or before.chunks < row <= state.chunks
-            assert _gone(self.numbers, rows) <= set(view.removed_after(before.removed).tolist())
-            assert not set(view.removed_after(0).tolist()) & set(rows.values())
-        self.numbers, self.state = rows, state
-
-    @invariant()
-    def nothing_is_left_in_the_tables_of_what_went(self) -> None:
-        versions, uses = self.model.versions, self.model.uses()
-        with closing(sqlite3.connect(self.path)) as connection:
-            counted = {
-                "documents": len(versions),
-                "passages": sum(len(each.chunks) for each in versions),
-                "labels": len(versions) + sum(bool(p.metadata) for each in versions for p in each.document.parts),
-                "vectors": len(self.model.vectors),
-                "collections": 0,
-            }
-            for table, count in counted.items():
-                assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (count,)
-            assert dict(connection.execute("SELECT id, uses FROM chunks")) == uses
-            lost = "SELECT 1 FROM facets WHERE label NOT IN (SELECT row FROM labels)"
-            assert connection.execute(lost).fetchall() == []
-            self._check_words(connection)
-
-    def _check_words(self, connection: sqlite3.Connection) -> None:
-        """The index holds the terms of the passages that serve, each at its place, and nothing else."""
-        connection.execute("INSERT INTO terms (terms) VALUES ('integrity-check')")
-        connection.execute("CREATE VIRTUAL TABLE temp.instances USING fts5vocab (main, terms, instance)")
-        found = set(connection.execute("SELECT doc, offset, term FROM instances"))
-        passages = connection.execute(
-            "SELECT p.row, d.title, c.text FROM passages p JOIN documents d ON d.row = p.document "
-            "JOIN chunks c ON c.row = p.chunk WHERE d.serving = 1"
-        ).fetchall()
-        terms = [(row, query_terms.terms(f"{title}\n{text}")) for row, title, text in passages]
-        assert found == {(row, place, term) for row, told in terms for place, term in enumerate(told)}
-        facts = dict(connection.execute("SELECT name, value FROM facts"))
-        assert (facts["passages"], facts["words"]) == (len(terms), sum(len(told) for _, told in terms))
+    def what_went_is_told_until_it_is_swept(self, view: CatalogView) -> None:
+        uses = self.uploads.uses()
+        removed = self.tables.rows("SELECT row, id FROM removed ORDER BY row")
+        assert self.tables.rows("SELECT count(*) FROM contents") == [(len(self.uploads.live()),)]
+        wanted = [(row, chunk) for row, chunk in removed if row > self.uploads.swept and chunk not in uses]
+        assert view.unswept(10_000) == wanted and view.unswept(1) == wanted[:1]
+        counts = view.counts()
+        assert (counts.documents, counts.chunks) == (len(self.uploads.serving), len(uses))
+        assert counts.passages == sum(len(each.chunks) for each in self.uploads.serving.values())
+        assert view.chunk_ids(1000) == sorted(uses) and view.chunk_ids(1) == sorted(uses)[:1]
 
 
-def _gone(before: dict[str, int], after: dict[str, int]) -> set[int]:
-    return set(before.values()) - set(after.values())
+@pytest.mark.parametrize(("examples", "steps"), [(30, 40), pytest.param(200, 60, marks=pytest.mark.long)])
+def test_a_catalog_holds_what_its_changes_say(examples: int, steps: int) -> None:
+    length = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    run_state_machine_as_test(lambda: UploadChanges(SqliteTables(), apart=4), settings=length)  # type: ignore[arg-type]
 
 
-@pytest.mark.long
-def test_a_catalog_holds_what_its_changes_say() -> None:
-    """Each time `test_uploads_model.py` makes the same changes, among others."""
-    length = settings(max_examples=200, stateful_step_count=50, deadline=None)
-    run_state_machine_as_test(Changes, settings=length)
+@pytest.mark.parametrize(("examples", "steps"), [(6, 30), pytest.param(100, 60, marks=pytest.mark.long)])
+def test_a_catalog_in_postgresql_holds_what_its_changes_say(
+    examples: int, steps: int, postgres: PostgresServer
+) -> None:
+    length, tenants = settings(max_examples=examples, stateful_step_count=steps, deadline=None), count()
+    with closing(PostgresDatabase(postgres.database(), connections=4)) as database:
+
+        def machine() -> UploadChanges:
+            return UploadChanges(PostgresTables(database, f"t{next(tenants)}"), apart=6)
+
+        run_state_machine_as_test(machine, settings=length)  # type: ignore[arg-type]
