@@ -110,6 +110,17 @@ def greedy(model: PreTrainedModel, ids: Ids, count: int) -> tuple[list[int], lis
     return chosen, leads
 
 
+def is_greedy(model: PreTrainedModel, ids: Ids, chosen: Sequence[int], *, count: int = 16, tie: float = 0.0) -> bool:
+    """Whether so many tokens are those that `greedy` chooses, up to the first that beats the second by less than `tie`.
+
+    One prefill of all of them tells, as no token sees a later one.
+    """
+    best = prefill(model, [*ids, *chosen[:-1]])[len(ids) - 1 :].topk(2)
+    leads = (best.values[:, 0] - best.values[:, 1]) / best.values[:, 0].abs()
+    certain = next((at for at, lead in enumerate(leads.tolist()) if lead < tie), count)
+    return len(chosen) == count and [*chosen[:certain]] == best.indices[:certain, 0].tolist()
+
+
 def native_kv(model: PreTrainedModel, ids: Ids, *, first: int = 0) -> Layers:
     """Keys and values (H, T, D) of a native prefill whose first token stands at position `first`, masks as from 0."""
     own = torch.arange(len(ids))
