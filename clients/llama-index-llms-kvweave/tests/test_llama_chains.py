@@ -1,11 +1,9 @@
 """Chains as LlamaIndex builds them: what stands in their prompts is taken from the cache, and they answer."""
 
-import asyncio
 import hashlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 from llama_index.core import VectorStoreIndex
@@ -20,7 +18,7 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import CompactAndRefine, ResponseMode
-from llama_index.core.schema import BaseNode, Document, MetadataMode, NodeWithScore
+from llama_index.core.schema import Document, MetadataMode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
@@ -34,13 +32,6 @@ from llama_index.llms.kvweave import turns as own
 kvweave_retrievers = pytest.importorskip("llama_index.retrievers.kvweave")
 nodes_module = pytest.importorskip("llama_index.retrievers.kvweave.nodes")
 
-SERVICE = Path(__file__).resolve().parents[3] / "service"
-CORPUS = SERVICE / "lab" / "demo" / "corpus"
-DEMO = [
-    ("Which animal does Halio keep?", "badger"),
-    ("Where does Halio live?", "Belford"),
-    ("Who leads Selark?", "Rosen"),
-]
 LETTERS = {
     f"letter-{at}": f"{name} lives in {town}. {name} keeps a {animal}. The ink is easy to read. A copy is kept in "
     f"the cellar of {town}. {name} makes lamps for Norworks, and some are sold in {town}. All of this was read aloud. "
@@ -256,46 +247,12 @@ def test_the_model_reads_what_the_retriever_notes(own_retriever: BaseRetriever) 
     assert all(own.asked([], {"nodes": [each]}).options.get("chunk_ids") for each in own_retriever.retrieve(QUESTION))
 
 
-@pytest.fixture(scope="module")
-def demo(client: Client, options: dict[str, str], _numbers: Iterator[int]) -> BaseRetriever:
-    """The corpus that kvweave comes with."""
-    if not SERVICE.is_dir():
-        pytest.skip("the demo's corpus is not installed with the clients")
-    name = f"demo-{next(_numbers)}"
-    client.wait(client.upload_files(sorted(CORPUS.glob("*.md")), collection=name).job_id, timeout_s=120)
-    return kvweave_retrievers.KVWeaveRetriever(name, 8, **options)
-
-
-async def test_a_query_engine_answers_the_demos_questions_and_the_service_saves_tokens(
-    client: Client, llm: KVWeave, demo: BaseRetriever
+async def test_a_query_engine_answers_and_the_service_saves_tokens(
+    client: Client, llm: KVWeave, own_retriever: BaseRetriever
 ) -> None:
-    before = client.stats().served
-    engine = RetrieverQueryEngine(demo, KVWeaveSynthesizer(llm))
-    assert [str(engine.query(question)) for question, _ in DEMO] == [answer for _, answer in DEMO]
-    answers = await asyncio.gather(*(engine.aquery(question) for question, _ in DEMO))
-    assert [str(each) for each in answers] == [answer for _, answer in DEMO]
+    question, before = "Which animal does Halio keep?", client.stats().served
+    engine = RetrieverQueryEngine(own_retriever, KVWeaveSynthesizer(llm))
+    assert str(engine.query(question)) == str(await engine.aquery(question)) == "badger"
     after = client.stats().served
-    assert before and after and after.tokens_saved - before.tokens_saved > 6 * 300
-    assert after.requests - before.requests >= 6 and set(after.sources) - {"computed"}
-
-
-def test_a_foreign_index_beside_kvweave_answers_the_demos_questions(
-    llm: KVWeave, demo: BaseRetriever, options: dict[str, str], collection: str, heard: Ear
-) -> None:
-    name = collection
-    sink = kvweave_retrievers.KVWeaveSink(collection=name, strict=True, **options)
-    pipeline = IngestionPipeline(
-        transformations=[HashedWords()], vector_store=sink.beside(store := SimpleVectorStore())
-    )
-    texts = {file.stem: file.read_text() for file in sorted(CORPUS.glob("*.md"))}
-    nodes: list[BaseNode] = [Document(id_=f"{name}/{stem}", text=text) for stem, text in texts.items()]
-    nodes = [*pipeline.run(nodes=nodes)]
-    assert sink.registered() == set(store.data.embedding_dict)
-    sink.flush(120)
-    found = {each.node_id: NodeWithScore(node=each) for each in nodes}
-    synthesizer = KVWeaveSynthesizer(llm)
-    for question, answer in DEMO:
-        documents = [str(each.node.ref_doc_id).rpartition("/")[2] for each in demo.retrieve(question)]
-        chosen = [found[f"{name}/{Path(document).stem}"] for document in documents]
-        assert str(synthesizer.synthesize(question, chosen)) == answer
-        assert heard.calls[-1].sources and "computed" not in heard.calls[-1].sources
+    assert before and after and after.tokens_saved - before.tokens_saved > 2 * 100
+    assert after.requests - before.requests >= 2 and set(after.sources) - {"computed"}
