@@ -10,6 +10,7 @@ from service.settings import Settings
 from tests.jumping_clock import let_clock_jump
 from tests.nursery import serve
 from tests.service.checkpoints import loaded_once
+from tests.service.lent import built_now
 
 JUMPING = "TEST_CLOCK_JUMPS"  # in the environment of a command whose clock jumps, and which tidies up whenever it can
 
@@ -24,7 +25,7 @@ def main(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    assert application  # and what a model needs is loaded when it is needed
+    application.application = built_now(application.application)
     composition.load = loaded_once
     for chosen in ({}, {"device": "cpu", "dtype": "float32"}):
         composition.compose_model(Settings.model_validate({**chosen, "store": "mem://"}))

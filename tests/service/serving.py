@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,14 +27,16 @@ import pytest
 
 from service.app import composition
 from service.app.core import Core
-from service.application import observed
+from service.application import application
 from service.commands.serve import server_over
 from service.settings import PREFIX, Settings
+from service.telemetry.middleware import TelemetryMiddleware
 from service.truth.databases import ADMIN_KEY
 from store.blob_store import BlobStore
 from tests.nursery import FEW, Nursery, nursing
 from tests.servers.free_port import free_port
 from tests.servers.postgres import PostgresServer, postgres_server
+from tests.service.lent import application_over, lend_model
 
 WAIT_S = 120  # for what a working service does at once
 TICK_S = 0.02
@@ -183,15 +186,19 @@ def in_process(
 ) -> Iterator[Inside]:
     """The whole service behind a real socket. `wrap` puts something around its store; `reach` changes the core
     before its first request, such as `core.model.engine`. `documents` serve when it begins."""
-    with pytest.MonkeyPatch.context() as patch:
-        compose_store = composition.compose_store
-        patch.setattr(composition, "compose_store", lambda settings: wrap(compose_store(settings)))
-        core = composition.compose_core(settings)
-    core.wait()
-    assert not core.failed.is_set(), core.not_ready()
-    reach(core)
-    server = server_over(observed(core), tell=core.metrics.refused, stop_s=settings.stop_s)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with ExitStack() as lent:
+        with pytest.MonkeyPatch.context() as patch:
+            compose_store = composition.compose_store
+            patch.setattr(composition, "compose_store", lambda settings: wrap(compose_store(settings)))
+            patch.setattr(composition, "load", partial(lend_model, lent))
+            core = composition.compose_core(settings)
+            core.wait()
+        assert not core.failed.is_set(), core.not_ready()
+        reach(core)
+        app = lent.enter_context(application_over(core, application))
+        watched = TelemetryMiddleware(app, metrics=core.metrics, tracer=core.tracer)
+        server = server_over(watched, tell=core.metrics.refused, stop_s=settings.stop_s)
+        listening = lent.enter_context(socket.create_server(("127.0.0.1", 0)))
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `kvweave serve` has it
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

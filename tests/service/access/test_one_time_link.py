@@ -10,6 +10,7 @@ from service.api.app import create_app
 from service.settings import Settings
 from service.truth.databases import ADMIN_KEY
 from tests.service.api.fakes import FakeCore, as_core, principal
+from tests.service.lent import application_over
 
 
 def test_a_token_is_good_once_until_its_time_is_over_or_another_is_issued() -> None:
@@ -40,7 +41,7 @@ def test_the_key_is_given_near_alone(address: str, host: str, status: int, tmp_p
     core.control.keys = {"kvw_admin": principal("k1")}
     (tmp_path / ADMIN_KEY).write_text("kvw_admin\n")
     token = core.link.issue()
-    with TestClient(create_app(lambda: as_core(core)), client=(address, 5000)) as client:
+    with application_over(as_core(core), create_app) as app, TestClient(app, client=(address, 5000)) as client:
         answer = client.post("/console/key", json={"token": token}, headers={"host": host})
         again = client.post("/console/key", json={"token": token}, headers={"host": host})
     assert answer.status_code == status and again.status_code == 403
@@ -54,9 +55,10 @@ def test_a_link_gives_no_key_that_is_revoked(tmp_path: Path) -> None:
     core = FakeCore(tmp_path, Settings(store="ram://", data=tmp_path))
     (tmp_path / ADMIN_KEY).write_text("kvw_revoked\n")
     token = core.link.issue()
-    with TestClient(
-        create_app(lambda: as_core(core)), client=("127.0.0.1", 5000), base_url="http://localhost"
-    ) as client:
+    with (
+        application_over(as_core(core), create_app) as app,
+        TestClient(app, client=("127.0.0.1", 5000), base_url="http://localhost") as client,
+    ):
         answer = client.post("/console/key", json={"token": token})
     assert (answer.status_code, "kvw_revoked" in answer.text) == (403, False)
     assert token not in answer.text

@@ -10,6 +10,7 @@ from service.access.principal import Principal, Role
 from service.api.app import create_app
 from service.settings import Settings
 from tests.service.api.fakes import FakeCore, as_core, principal
+from tests.service.lent import application_over
 
 KEYS: dict[str, Principal] = {
     "operator": principal("k1"),
@@ -46,8 +47,7 @@ def core(tmp_path: Path, settings: Settings) -> FakeCore:
 @pytest.fixture
 def as_key(core: FakeCore) -> Iterator[Clients]:
     """A client that holds this key; an empty name holds none."""
-    app = create_app(lambda: as_core(core))
-    with TestClient(app, raise_server_exceptions=False) as first:
+    with application_over(as_core(core), create_app) as app, TestClient(app, raise_server_exceptions=False) as first:
 
         def client(name: str) -> TestClient:
             headers = {"Authorization": f"Bearer {name}"} if name else {}

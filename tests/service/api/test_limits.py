@@ -20,6 +20,7 @@ from service.api.routes import ROUTES
 from service.settings import Settings
 from tests.service.api.conftest import KEYS
 from tests.service.api.fakes import FakeCore, as_core
+from tests.service.lent import application_over
 
 PROBLEM = "application/problem+json"
 
@@ -72,8 +73,8 @@ def test_more_requests_than_may_run_are_turned_away_but_probes_are_not(tmp_path:
     settings = Settings(store="ram://", data=tmp_path, max_requests=1)
     core = FakeCore(tmp_path, settings)
     core.control.keys = dict(KEYS)
-    app = create_app(lambda: as_core(core))
-    with TestClient(app, headers={"Authorization": "Bearer operator"}) as client:
+    authorized = {"Authorization": "Bearer operator"}
+    with application_over(as_core(core), create_app) as app, TestClient(app, headers=authorized) as client:
         with core.places.request(KEYS["operator"], address=""):
             refused = client.get("/v1/documents")
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
@@ -91,7 +92,8 @@ def test_who_comes_again_sooner_than_he_was_told_is_answered_late(
 
     core = FakeCore(tmp_path, Settings(store="ram://", data=tmp_path, max_requests=1))
     core.control.keys = dict(KEYS)
-    with TestClient(create_app(lambda: as_core(core))) as client, core.places.request(KEYS["operator"], address=""):
+    place = core.places.request(KEYS["operator"], address="")
+    with application_over(as_core(core), create_app) as app, TestClient(app) as client, place:
         standing = SimpleNamespace(sleep=counted, get_running_loop=lambda: SimpleNamespace(time=lambda: 100.0))
         monkeypatch.setattr(limits, "asyncio", SimpleNamespace(**{**vars(asyncio), **vars(standing)}))
         for key, late in [*(("read", number) for number in range(300)), ("write", 299), ("write", 300)]:
@@ -111,7 +113,7 @@ def test_paths_and_methods_that_are_not_there(operator: TestClient) -> None:
 
 def test_without_keys_only_localhost_is_answered(tmp_path: Path) -> None:
     core = FakeCore(tmp_path, Settings(store="ram://", data=tmp_path, auth=False))
-    with TestClient(create_app(lambda: as_core(core))) as client:
+    with application_over(as_core(core), create_app) as app, TestClient(app) as client:
         for host in ("localhost", "127.0.0.1:8000", "[::1]:1", "LOCALHOST:80"):
             assert client.get("/v1/documents", headers={"host": host}).status_code == 200
         for host in ("evil.example", "localhost.evil.example", "127.0.0.1@evil", "", "localhost:80:80"):

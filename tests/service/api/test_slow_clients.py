@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from service.commands.serve import server_over
 from service.settings import Settings
 from tests.service.api.conftest import KEYS
 from tests.service.api.fakes import FakeCore, as_core
+from tests.service.lent import application_over
 from tests.service.serving import WAIT_S, wait_for
 
 CROWD = 130
@@ -101,9 +103,15 @@ def is_cut(client: socket.socket) -> bool:
 def serving(folder: Path, *, patience: Patience | None = None, pace: Pace | None = None) -> Iterator[Served]:
     core = FakeCore(folder, Settings(store="ram://", data=folder, max_requests=PLACES))
     core.control.keys = dict(KEYS)
-    app = create_app(lambda: as_core(core), pace=pace or Pace())
-    server = server_over(app, tell=core.metrics.refused, stop_s=core.settings.stop_s, patience=patience or Patience())
-    with socket.create_server(("127.0.0.1", 0), backlog=1000) as listening, ExitStack() as clients:
+    make = create_app if pace is None else partial(create_app, pace=pace)
+    with (
+        application_over(as_core(core), make) as app,
+        socket.create_server(("127.0.0.1", 0), backlog=1000) as listening,
+        ExitStack() as clients,
+    ):
+        server = server_over(
+            app, tell=core.metrics.refused, stop_s=core.settings.stop_s, patience=patience or Patience()
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         port = listening.getsockname()[1]
         thread.start()

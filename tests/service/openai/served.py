@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace
 
 import httpx
@@ -151,12 +152,19 @@ class FakeCore:
         return self.told
 
 
-def app_over(core: FakeCore) -> FastAPI:
+@cache
+def _application() -> FastAPI:
     """As the service builds it, as far as these routes are concerned."""
     app = FastAPI()
-    app.state.core = core
     app.include_router(router())
     install(app, Renderers(dict.fromkeys(PREFIXES, as_openai)))
+    return app
+
+
+def app_over(core: FakeCore) -> FastAPI:
+    """The application, over the core that came last: it is built once, as that takes longer than a test."""
+    app = _application()
+    app.state.core = core
     return app
 
 
