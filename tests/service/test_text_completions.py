@@ -25,12 +25,14 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
 
 
 @cache
+def loaded() -> tuple[Any, Any]:
+    return AutoTokenizer.from_pretrained(CHECKPOINT), cast(Any, LlamaForCausalLM.from_pretrained(CHECKPOINT))
+
+
+@cache
 def gone_on(text: str, tokens: int) -> tuple[str, int]:
     """What transformers itself makes of it, and of how many tokens it is."""
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(CHECKPOINT),
-        cast(Any, LlamaForCausalLM.from_pretrained(CHECKPOINT)),
-    )
+    tokenizer, model = loaded()
     ids = tokenizer(text, return_tensors="pt").input_ids
     with torch.inference_mode():
         out = model.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
@@ -77,7 +79,7 @@ def test_log_probabilities_have_the_older_form(client: OpenAI) -> None:
 
 
 def test_a_control_token_in_a_text_stays_text(client: OpenAI) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    tokenizer, _ = loaded()
     text = f"Mira {tokenizer.eos_token} lives"
     answer = client.completions.create(model="default", prompt=text, max_tokens=1)
     assert answer.usage and answer.usage.prompt_tokens > len(tokenizer(text).input_ids)

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.vllm import vllm_engine
 from service.vllm.vllm_engine import VllmEngine
 from tests.servers.free_port import free_port
 from tests.service.serving import (
@@ -67,7 +68,8 @@ class Pair:
 def paired(folder: Path, script: VllmScript, *, address: str = "http://127.0.0.1:{port}/v1") -> Iterator[Pair]:
     """A service in this process beside a scripted vLLM."""
     port = free_port()
-    with ExitStack() as stack:
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_engine, "AGAIN_S", 0.1)
         settings = settings_in(folder, generator=address.format(port=port))
         inside = stack.enter_context(in_process(settings))
         client = stack.enter_context(inside.client())

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import zip_longest
 from typing import Any
@@ -41,13 +42,19 @@ class VllmScript:
     open: int = 0  # answers under way
 
 
+@cache
+def _loaded() -> tuple[Any, PreTrainedModel]:
+    """Once for all of them: none changes it."""
+    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    return AutoTokenizer.from_pretrained(CHECKPOINT), model.eval()
+
+
 class ScriptedVllm:
     """The model and the script; `complete` is what vLLM does with a prompt."""
 
     def __init__(self, script: VllmScript) -> None:
         self.script = script
-        self.tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
-        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+        self.tokenizer, self._model = _loaded()
 
     def fetched(self, body: Json) -> DynamicCache | None:
         """The keys and values of a prompt that was handed over, if they come."""
