@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from typing import Any
 
 import httpx
@@ -52,7 +53,8 @@ def lines() -> Iterator[Lines]:
     logger.propagate = propagate
 
 
-def make_app() -> FastAPI:
+@cache
+def made_app() -> FastAPI:
     app, router = FastAPI(), APIRouter(prefix="/docs-of/{collection}")
 
     @router.get("/items/{item}")
@@ -72,9 +74,9 @@ def make_app() -> FastAPI:
     return app
 
 
-def get(path: str, *, metrics: Metrics | None = None, app: FastAPI | None = None, **headers: str) -> httpx.Response:
+def get(path: str, *, metrics: Metrics | None = None, **headers: str) -> httpx.Response:
     async def ask() -> httpx.Response:
-        wrapped = TelemetryMiddleware(app or make_app(), metrics=metrics or Metrics(), tracer=Tracer())
+        wrapped = TelemetryMiddleware(made_app(), metrics=metrics or Metrics(), tracer=Tracer())
         transport = httpx.ASGITransport(app=wrapped, raise_app_exceptions=False)  # pyright: ignore[reportArgumentType]
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.get(path, headers={k.replace("_", "-"): v for k, v in headers.items()})
@@ -108,9 +110,8 @@ def test_an_id_is_the_clients_if_it_is_sane_and_else_drawn(asked: str) -> None:
 
 def test_paths_that_nothing_serves_share_one_name(lines: Lines) -> None:
     metrics = Metrics()
-    app = make_app()
     for number in range(20):
-        get(f"/nothing/{number}", metrics=metrics, app=app)
+        get(f"/nothing/{number}", metrics=metrics)
     assert counted(metrics) == {("GET", "unmatched", "404"): 20}
     assert {line["route"] for line in lines.requests} == {"unmatched"}
 
