@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from blend.engine.engine import EngineRequest, Event, Ticket
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import ChunkSegment, TextSegment
 from service.answers.blend_decision import TRIED, BlendInputs, Expected
 from service.app.core import Core
+from service.telemetry.logs import FIELDS
 
 
 class Overheard:
@@ -35,6 +38,12 @@ class Overheard:
         """The texts of the last prompt's segments."""
         decode = self.core.model.prompt_builder.tokenizer.decode
         return [decode(each.ids) for each in self.requests[-1].prompt.segments if isinstance(each, kind)]
+
+
+def decisions_in(caplog: pytest.LogCaptureFixture) -> list[BlendInputs]:
+    """The inputs of each decision that was logged, in order."""
+    lines = [getattr(each, FIELDS, {}) for each in caplog.records]
+    return [inputs_in(each["blend"]) for each in lines if "blend" in each]
 
 
 def inputs_in(text: str) -> BlendInputs:

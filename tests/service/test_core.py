@@ -41,7 +41,7 @@ from store.tiers.memory_store import MemoryStore
 from store.url import open_store
 from tests.service.checkpoints import checkpoint
 from tests.service.demo_served import DOCUMENTS
-from tests.service.overhearing import inputs_in
+from tests.service.overhearing import decisions_in, inputs_in
 from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in, wait_for
 
@@ -79,11 +79,8 @@ def test_a_canary_gets_its_share_and_the_log_tells_why(inside: Inside, caplog: p
             good(client.put("/v1/admin/blend", json={"enabled": True}))
     assert {"full", inside.core.model.order.policy} == set(policies)  # that all are alike happens once in 10^11
 
-    def told() -> list[str]:
-        return [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
-
-    wait_for(lambda: len(told()) == len(policies), "every request is logged, each behind its answer")
-    assert [decide(inputs_in(text)).order.policy for text in told()] == policies
+    wait_for(lambda: len(decisions_in(caplog)) == len(policies), "every request is logged, each behind its answer")
+    assert [decide(each).order.policy for each in decisions_in(caplog)] == policies
 
 
 UNIT = st.floats(0, 1, exclude_max=True)

@@ -14,16 +14,15 @@ from blend.fuse.fuse import BlendOrder
 from service.answers.blend_decision import Expected, decide
 from service.answers.prompt_costs import Opening, PromptCost, PromptCosts
 from service.model.speeds import HIDDEN, PromptSizes
-from service.telemetry.logs import FIELDS
 from store.errors import Miss, MissReason
 from tests.service.demo_served import DOCUMENTS
-from tests.service.overhearing import inputs_in
+from tests.service.overhearing import decisions_in
 from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, Json, ask, good, in_process, settings_in, wait_for
 from tests.service.test_prompt_costs import SPEEDS, FakeSource, done, opened_by, prompt_of
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     settings = settings_in(tmp_path_factory.mktemp("hidden"), reuse="sooner")
     with in_process(settings, documents=DOCUMENTS) as served:
@@ -47,11 +46,8 @@ def test_what_loading_hides_is_computed_and_the_answer_and_the_log_say_so(
     assert any("hidden by loading" in each for each in report["notes"]) == (hidden > 0)
     assert (usage["recomputed_tokens"] > cached / 4) == (hidden > 0)
 
-    def told() -> list[str]:
-        return [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
-
-    wait_for(told, "the request is logged, behind its answer")
-    assert decide(inputs_in(told()[0])).order == BlendOrder(report["policy"], report["ratio"])
+    wait_for(lambda: decisions_in(caplog), "the request is logged, behind its answer")
+    assert decide(decisions_in(caplog)[0]).order == BlendOrder(report["policy"], report["ratio"])
 
 
 @pytest.mark.parametrize("byte_s", [1e-8, 1e-6, 1e-5, 1e-4, 1e-3])
@@ -97,7 +93,7 @@ def test_a_conversation_goes_on_whichever_way_is_sooner(
 
     monkeypatch.setattr(PromptCosts, "cost", cost)
     monkeypatch.setattr(inside.core.pipeline, "_costs", PromptCosts(SPEEDS))
-    said: list[Json] = []
+    said: list[Json] = [{"role": "system", "content": f"Read for {full_s} s."}]  # of which nothing is kept yet
     with inside.client() as client:
         for question in QUESTIONS[:3]:
             said.append({"role": "user", "content": question})

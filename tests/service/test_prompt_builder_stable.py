@@ -54,14 +54,14 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return settings
 
 
-@pytest.fixture(params=[0, 1])
+@pytest.fixture(scope="module", params=[0, 1])
 def inside(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Inside]:
     """Started anew, so many days later."""
     with moved(request.param), in_process(settings) as inside:
         yield inside
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(inside: Inside) -> Iterator[httpx.Client]:
     with inside.client() as client:
         yield client

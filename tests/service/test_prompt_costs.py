@@ -22,12 +22,11 @@ from service.model.kept_speeds import _curve, conditions, kept_speeds
 from service.model.prompt_builder import PromptTokens, TokenRun
 from service.model.served_model import ServedModel
 from service.model.speeds import ModelSpeeds, PromptSizes
-from service.telemetry.logs import FIELDS
 from store.errors import Miss, MissReason
 from store.record import Tail
 from store.record_source import BlobSource
 from tests.service.demo_served import DOCUMENTS
-from tests.service.overhearing import inputs_in
+from tests.service.overhearing import decisions_in
 from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, ask, in_process, settings_in, wait_for
 
@@ -333,11 +332,8 @@ def test_an_answer_says_that_it_was_read_what_was_expected_and_the_log_why(
     assert report["expected_ms"]["blend"] > report["expected_ms"]["full"] > 0
     assert (full["report"]["reason"], full["report"]["expected_ms"]) == (None, {})
 
-    def told() -> list[str]:
-        return [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
-
-    wait_for(lambda: len(told()) == 2, "both requests are logged, each behind its answer")
-    assert [decide(inputs_in(text)).reason for text in told()] == [MissReason.SOONER, None]
+    wait_for(lambda: len(decisions_in(caplog)) == 2, "both requests are logged, each behind its answer")
+    assert [decide(each).reason for each in decisions_in(caplog)] == [MissReason.SOONER, None]
 
 
 def test_a_request_that_names_its_policy_gets_it(inside: Inside) -> None:
