@@ -2,10 +2,8 @@
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
@@ -19,7 +17,6 @@ from service.settings import Settings
 from tests.service.api.fakes import FakeCore, as_core
 from tests.service.passages import PASSAGES, QUESTIONS
 
-ROOT = Path(__file__).parents[2]
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.iterdir())}
 PAGE = TEXTS["index.html"]
 SCRIPTS = {name: text for name, text in TEXTS.items() if name.endswith(".js")}
@@ -186,13 +183,6 @@ def test_the_sample_is_what_the_built_in_model_knows() -> None:
     texts = re.findall(r'text: ("[^"]*")', SCRIPTS["samples.js"])
     assert [json.loads(text) for text in texts] == [passage.text for passage in PASSAGES]
     assert all(json.dumps(question) in SCRIPTS["samples.js"] for question in QUESTIONS)
-
-
-def test_a_wheel_has_all_of_it() -> None:
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    patterns = told["tool"]["setuptools"]["package-data"].get("service", [])
-    packed = {path for pattern in patterns for path in (ROOT / "service").glob(pattern)}
-    assert {*FOLDER.iterdir()} <= packed
 
 
 def test_no_file_is_longer_than_the_others_may_be() -> None:

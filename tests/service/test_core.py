@@ -145,13 +145,6 @@ def test_a_policy_that_is_asked_for_by_name_comes_with_the_rule_that_is_in_force
     assert "/layers=" in named["policy"] and (named["policy"], named["ratio"]) == (inside.core.model.order.policy, 0.2)
 
 
-def test_the_switch_outlives_a_restart(tmp_path: Path) -> None:
-    with in_process(settings_in(tmp_path)) as served, served.client() as client:
-        good(client.put("/v1/admin/blend", json={"enabled": False}))
-    with in_process(settings_in(tmp_path)) as served, served.client() as client:
-        assert good(client.get("/v1/admin/blend"))["enabled"] is False
-
-
 def test_the_point_of_an_evaluation_is_taken_unless_the_settings_say_more(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     weights = composition.compose_model(settings).fingerprint.weights

@@ -116,19 +116,6 @@ def test_what_was_killed_goes_on_to_the_same_end(tmp_path: Path, undisturbed: tu
     assert place.holds() == whole.holds()
 
 
-def test_files_that_cannot_be_read_are_told_and_the_others_go_on(tmp_path: Path) -> None:
-    root, place = corpus(tmp_path, files=2), Place(tmp_path)
-    (root / "broken.pdf").write_bytes(b"%PDF-1.7 nothing")
-    done = place.run(str(root), status=1)
-    assert ["broken.pdf" in each["place"] for each in done["problems"]] == [True]
-    assert "corpus/deep/1.md" in place.holds()[1]
-
-
-@pytest.mark.parametrize("given", [["/nowhere"], ["/nowhere/*.md"]])
-def test_a_path_that_is_nothing_is_named(tmp_path: Path, given: list[str]) -> None:
-    assert "/nowhere" in Place(tmp_path).run(*given, status=2)["error"]
-
-
 def test_a_running_service_finds_what_is_put_in_beside_it(tmp_path: Path) -> None:
     root, place = corpus(tmp_path, files=2), Place(tmp_path)
     with Service(tmp_path) as service, service.client() as client:

@@ -297,10 +297,6 @@ def test_records_are_late_by_what_was_learned_not_by_what_was_measured(
     assert begun == opened
 
 
-def test_blobs_are_not_opened_for_a_prompt_that_not_even_the_quickest_can_help() -> None:
-    assert opened_by(PromptCosts(SPEEDS), prompt_of(5, 5), lambda: pytest.fail("opened")) == {}
-
-
 @pytest.mark.parametrize("parts", [(0.01, 1e-4, 1e-8), (0.0, 2e-3, 0.0), (0.5, 1e-5, 0.0), (0.0, 0.0, 1e-7)])
 def test_a_curve_is_found_again_out_of_its_points(parts: tuple[float, float, float]) -> None:
     rng = random.Random(3)
