@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from retriever.catalog.sqlite import SqliteCatalog
 from service.documents import chunk_capture, file_group
 from store.lmdb.lmdb_store import LmdbStore
-from tests.service.test_precompute_plans import Killed, Near
+from tests.service.test_precompute_plans import Killed, Near, small_place
 
 FILES = ("a.md", "b.md", "deep/c.txt", "deep/d.txt", "e.json")
 LINES = ("one.jsonl", "two.jsonl")
@@ -123,7 +123,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _whatever_was_edited(history: Sequence[Step]) -> None:
     with TemporaryDirectory() as name:
-        place, corpus = Near(Path(name) / "edited"), Edited(Path(name) / "corpus")
+        place, corpus = small_place(Path(name) / "edited"), Edited(Path(name) / "corpus")
         for step in history:
             corpus.edit(step)
             with killed_at(step.killed_at) as killing, suppress(Killed):
@@ -131,7 +131,7 @@ def _whatever_was_edited(history: Sequence[Step]) -> None:
             corpus.ran(to_its_end=not killing.happened)
         place.run(str(corpus.root), "--prune", "--empty", status=0 if corpus.is_sound else 1)
         corpus.ran(to_its_end=True)
-        fresh, copy = Near(Path(name) / "fresh"), Path(name) / "as it should be" / "corpus"
+        fresh, copy = small_place(Path(name) / "fresh"), Path(name) / "as it should be" / "corpus"
         corpus.lay(copy, texts=corpus.read)
         fresh.run(str(copy))
         assert place.documents() == fresh.documents()
@@ -202,7 +202,7 @@ def test_whatever_was_edited_at_length_a_run_ends_as_a_fresh_one_does(history: l
 
 
 def test_a_line_that_breaks_is_told_each_time_and_its_document_stays(tmp_path: Path) -> None:
-    place, path = Near(tmp_path), tmp_path / "rows.jsonl"
+    place, path = small_place(tmp_path), tmp_path / "rows.jsonl"
     lines = [json.dumps({"id": row, "text": f"The {row} lamp."}) for row in ROWS]
     path.write_text("\n".join(lines), encoding="utf-8")
     place.run(str(path))
@@ -217,7 +217,7 @@ def test_a_line_that_breaks_is_told_each_time_and_its_document_stays(tmp_path: P
 
 
 def test_nothing_is_pruned_where_a_folder_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, root = Near(tmp_path), tmp_path / "corpus"
+    place, root = small_place(tmp_path), tmp_path / "corpus"
     (root / "deep").mkdir(parents=True)
     for name in ("a.md", "deep/b.md"):
         (root / name).write_text(f"A lamp in {name}.", encoding="utf-8")
@@ -242,7 +242,7 @@ def test_a_row_that_moves_to_another_file_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, new: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(file_group, "GROUP_FILES", together)
-    place, root = Near(tmp_path), tmp_path / "corpus"
+    place, root = small_place(tmp_path), tmp_path / "corpus"
     _rows(root / "one.jsonl", {"stays": "A coin.", "moves": "A lamp."})
     _rows(root / "two.jsonl", {"other": "A river."})
     place.run(str(root))
@@ -257,7 +257,7 @@ def test_a_row_that_moves_changes_and_is_still_computed_when_its_old_file_is_don
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_group, "GROUP_FILES", 1)
-    place, root = Near(tmp_path), tmp_path / "corpus"
+    place, root = small_place(tmp_path), tmp_path / "corpus"
     _rows(root / "one.jsonl", {"stays": "A coin."})
     _rows(root / "two.jsonl", {"moves": "A lamp.", "other": "A river."})
     place.run(str(root))
@@ -270,7 +270,7 @@ def test_a_row_that_moves_changes_and_is_still_computed_when_its_old_file_is_don
 
 def test_the_cache_of_a_text_that_moves_to_another_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_group, "GROUP_FILES", 1)
-    place, root = Near(tmp_path), tmp_path / "corpus"
+    place, root = small_place(tmp_path), tmp_path / "corpus"
     root.mkdir()
     for edit in ({"a.txt": "A lamp.", "z.txt": "A coin."}, {"a.txt": "A coin.", "b.txt": "A lamp."}):
         for name, text in edit.items():

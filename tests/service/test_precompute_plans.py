@@ -24,7 +24,7 @@ from store.blob_store import Put
 from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
 from store.url import open_store
-from tests.service.checkpoints import loaded_once
+from tests.service.checkpoints import loaded_once, small
 from tests.service.serving import Inside, Json, ask, good, in_process, settings_in
 from tests.service.test_precompute import Place
 
@@ -115,6 +115,11 @@ class Near(Place):
             patch.setattr(composition, "load", loaded_once)
             with in_process(settings_in(self.folder, **named)) as inside:
                 yield inside
+
+
+def small_place(folder: Path) -> Near:
+    """Where it is asked what becomes of files, and not what a model knows: a quarter of the work."""
+    return Near(folder, model=small())
 
 
 def letters(folder: Path, *, count: int = len(ANIMALS)) -> Path:

@@ -19,7 +19,7 @@ import pytest
 from service.documents import web_client, web_pages
 from service.documents.web_client import Unfetched, WebClient
 from tests.servers.s3 import moto_server
-from tests.service.test_precompute_plans import Near
+from tests.service.test_precompute_plans import Near, small_place
 
 HTML = "text/html; charset=utf-8"
 
@@ -45,7 +45,7 @@ def docs(tmp_path: Path) -> Path:
 
 
 def test_prune_deletes_only_within_what_its_arguments_name(tmp_path: Path, docs: Path) -> None:
-    place, notes = Near(tmp_path), written(tmp_path / "notes/d.md", "A note.").parent
+    place, notes = small_place(tmp_path), written(tmp_path / "notes/d.md", "A note.").parent
     place.run(str(docs), str(notes))
     for arguments in ([f"{docs}/*.md"], [f"{docs}/**/*.txt"], [str(notes)], [str(docs / "a.md")], [str(docs / "deep")]):
         assert place.run(*arguments, "--prune")["removed"] == 0
@@ -63,10 +63,10 @@ def test_what_is_skipped_in_a_folder_is_named(tmp_path: Path, docs: Path) -> Non
         written(docs / name, "x") for name in (".hidden.md", "deep/.git/x.md", "1.png", "2.png", "3.png", "4.png")
     ]
     skipped[1] = skipped[1].parent
-    told, said = Near(tmp_path).command("precompute", str(docs), "--dry-run", "--json")
+    told, said = small_place(tmp_path).command("precompute", str(docs), "--dry-run", "--json")
     event = json.loads(told.splitlines()[0])
     assert event["event"] == "skipped" and sorted(event["paths"]) == sorted(map(str, skipped))
-    _, said = Near(tmp_path).command("precompute", str(docs), "--dry-run")
+    _, said = small_place(tmp_path).command("precompute", str(docs), "--dry-run")
     assert f"skipped, hidden: {skipped[0]}, {skipped[1]}\n" in said
     assert f"skipped, the suffix '.png' is unknown: {skipped[2]}, {skipped[3]}, {skipped[4]} and 1 more\n" in said
 
@@ -75,7 +75,7 @@ def test_a_file_that_is_none_of_its_format_is_named_and_hinders_no_other(tmp_pat
     written(docs / "staff.csv", "Name,Born\nAda,1815\n")
     written(docs / "broken.docx", "no zip")
     written(docs / "node_modules/x/readme.md", "A tool's.")
-    place = Near(tmp_path)
+    place = small_place(tmp_path)
     told, _ = place.command("precompute", str(docs), "--json", status=1)
     done = json.loads(told.splitlines()[-1])
     assert [(each["place"], "save it anew" in each["reason"]) for each in done["problems"]] == [
@@ -87,7 +87,7 @@ def test_a_file_that_is_none_of_its_format_is_named_and_hinders_no_other(tmp_pat
 
 def test_a_run_says_first_what_a_megabyte_costs(tmp_path: Path, docs: Path) -> None:
     written(docs / "a.md", "A lamp stands in the hall, and two more are kept below the stairs. " * 20)
-    place = Near(tmp_path)
+    place = small_place(tmp_path)
     first, *_, last = [json.loads(line) for line in place.command("precompute", str(docs), "--json")[0].splitlines()]
     assert first["event"] == "cost" and 100_000 < first["tokens"] < 1_000_000
     assert first["nbytes"] / first["tokens"] == pytest.approx(last["nbytes"] / last["tokens"], rel=0.5)
@@ -96,7 +96,7 @@ def test_a_run_says_first_what_a_megabyte_costs(tmp_path: Path, docs: Path) -> N
 
 
 def test_a_folder_without_files_is_emptied_on_demand_alone(tmp_path: Path, docs: Path) -> None:
-    place, notes = Near(tmp_path), written(tmp_path / "notes/d.md", "A note.").parent
+    place, notes = small_place(tmp_path), written(tmp_path / "notes/d.md", "A note.").parent
     place.run(str(docs), str(notes))
     docs.rename(tmp_path / "unmounted")
     docs.mkdir()
@@ -109,7 +109,7 @@ def test_a_folder_without_files_is_emptied_on_demand_alone(tmp_path: Path, docs:
 
 
 def test_what_is_pruned_is_listed_first_and_by_a_dry_run_too(tmp_path: Path, docs: Path) -> None:
-    place = Near(tmp_path)
+    place = small_place(tmp_path)
     place.run(str(docs))
     (docs / "a.md").unlink()
     for more in (["--dry-run"], []):
@@ -123,7 +123,7 @@ def test_what_is_pruned_is_listed_first_and_by_a_dry_run_too(tmp_path: Path, doc
 
 
 def test_folders_of_one_name_are_told_apart_and_keep_their_ids_where_they_move(tmp_path: Path) -> None:
-    place, old, new = Near(tmp_path), tmp_path / "old", tmp_path / "new"
+    place, old, new = small_place(tmp_path), tmp_path / "old", tmp_path / "new"
     for folder, text in (("a", "A lamp."), ("b", "A coin.")):
         written(old / folder / "docs/x.md", text)
         written(old / folder / "docs/y.md", f"{text} {text}")
@@ -148,7 +148,7 @@ def test_folders_of_one_name_are_told_apart_and_keep_their_ids_where_they_move(t
 
 
 def test_another_folder_takes_no_place_of_one_that_is_gone(tmp_path: Path) -> None:
-    place = Near(tmp_path)
+    place = small_place(tmp_path)
     for folder in ("a", "b"):
         written(tmp_path / folder / "docs/x.md", f"A lamp of {folder * 9}.")
     place.run(str(tmp_path / "a/docs"))
@@ -159,7 +159,7 @@ def test_another_folder_takes_no_place_of_one_that_is_gone(tmp_path: Path) -> No
 
 
 def test_a_pattern_inside_a_folder_makes_no_twins(tmp_path: Path, docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Near(tmp_path)
+    place = small_place(tmp_path)
     monkeypatch.chdir(docs)
     place.run(".", "*.md")
     written(docs / "new.md", "Another lamp.")
@@ -171,7 +171,7 @@ def test_a_pattern_inside_a_folder_makes_no_twins(tmp_path: Path, docs: Path, mo
 
 
 def test_files_of_an_older_catalog_keep_their_ids(tmp_path: Path, docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, path = Near(tmp_path), tmp_path / "data/tenants/default/catalog.sqlite"
+    place, path = small_place(tmp_path), tmp_path / "data/tenants/default/catalog.sqlite"
     place.run(str(docs))
     before = texts(place)
 
@@ -266,7 +266,7 @@ def test_what_a_server_sends_wrongly_is_told(site: Site, path: str, told: str) -
 def test_a_sitemap_that_is_packed_wrongly_is_named(tmp_path: Path, site: Site) -> None:
     site.pages["/broken.xml.gz"] = ("application/gzip", b"\x1f\x8b and no more")
     site.sitemap("/sitemap.xml", "/broken.xml.gz", kind="sitemapindex")
-    assert run(Near(tmp_path), f"{site.url}/sitemap.xml", status=1)[1] == [f"{site.url}/broken.xml.gz"]
+    assert run(small_place(tmp_path), f"{site.url}/sitemap.xml", status=1)[1] == [f"{site.url}/broken.xml.gz"]
 
 
 def test_a_sitemap_is_read_and_what_vanishes_is_pruned(tmp_path: Path, site: Site) -> None:
@@ -280,7 +280,7 @@ def test_a_sitemap_is_read_and_what_vanishes_is_pruned(tmp_path: Path, site: Sit
     inner = site.sitemap("/inner.xml", "/a", "/b.md", "/c.secret", "/d.png", "/e")
     site.pages["/inner.xml.gz"] = ("application/gzip", gzip.compress(inner))
     site.sitemap("/sitemap.xml", "/inner.xml.gz", kind="sitemapindex")
-    place, sitemap = Near(tmp_path), f"{site.url}/sitemap.xml"
+    place, sitemap = small_place(tmp_path), f"{site.url}/sitemap.xml"
 
     _, problems = run(place, sitemap, status=1)
 
@@ -301,7 +301,7 @@ def test_a_sitemap_is_read_and_what_vanishes_is_pruned(tmp_path: Path, site: Sit
 
 def test_a_page_alone_and_one_that_is_not_there(tmp_path: Path, site: Site) -> None:
     site.page("/a", "The lamp of page a.")
-    place = Near(tmp_path)
+    place = small_place(tmp_path)
     done, problems = run(place, f"{site.url}/a#part", f"{site.url}/none", status=1)
     assert problems == [f"{site.url}/none"] and done["documents"] == 1
     del site.pages["/a"]
@@ -314,7 +314,7 @@ def test_pages_are_bounded(tmp_path: Path, site: Site, monkeypatch: pytest.Monke
         site.page(path, f"The lamp of {path}.")
     site.sitemap("/s.xml", "/a", "/b", "/c", "http://other.example/d")
     monkeypatch.setattr(web_pages, "MAX_PAGES", 2)
-    done, problems = run(Near(tmp_path), f"{site.url}/s.xml", status=1)
+    done, problems = run(small_place(tmp_path), f"{site.url}/s.xml", status=1)
     assert (done["documents"], problems) == (2, [f"{site.url}/s.xml"])
     client = WebClient(allow_private=True)
     site.pages["/large"] = (HTML, b"x" * 3_000_000)
@@ -374,7 +374,7 @@ def test_a_redirect_to_a_private_address_is_not_followed(site: Site, monkeypatch
 
 def test_a_private_page_is_a_problem_that_names_the_option(tmp_path: Path, site: Site) -> None:
     site.page("/a", "The lamp.")
-    told, _ = Near(tmp_path).command("precompute", f"{site.url}/a", "--json", status=1)
+    told, _ = small_place(tmp_path).command("precompute", f"{site.url}/a", "--json", status=1)
     assert "--allow-private" in json.loads(told.splitlines()[-1])["problems"][0]["reason"]
     assert site.asked == []
 
@@ -385,7 +385,7 @@ def test_a_folder_in_object_storage_is_read_as_one_on_disk_is(tmp_path: Path) ->
         for name, content in {"a.md": b"The lamp a.", "deep/b.csv": b"Name,Born\nAda,1815\n", "c.png": b"x"}.items():
             obstore.put(bucket, name, content)
         obstore.put(bucket, ".git/x.md", b"hidden")
-        place, url, base = Near(tmp_path), server.url("docs"), f"s3://{server.bucket}/docs"
+        place, url, base = small_place(tmp_path), server.url("docs"), f"s3://{server.bucket}/docs"
         done = place.run(url)
         assert texts(place) == {f"{base}/a.md": "The lamp a.", f"{base}/deep/b.csv": "- Name: Ada; Born: 1815"}
         assert "secret" not in json.dumps(done)
