@@ -18,11 +18,10 @@ from langchain_core.tools import BaseTool
 from pydantic import Field, model_validator
 
 from kvweave_client.chat_requests import ChatRequest
-from kvweave_client.options import ChatOptions
+from kvweave_client.options import ChatOptions, Json
 from langchain_kvweave.connection import Connected
 from langchain_kvweave.documents import reading
 from langchain_kvweave.messages import NO_TOOLS, PROVIDER, chunk, result, to_messages
-from langchain_kvweave.plain import Json
 from langchain_kvweave.structured import Method, Read, Schema, parsed, response_format
 
 DISTRIBUTION: Final = "langchain-kvweave"

@@ -8,7 +8,7 @@ from langchain_core.documents import Document
 from kvweave_client import ChunkState, Source, passages
 from kvweave_client.chat_requests import Reading
 from kvweave_client.options import LooseDocument
-from langchain_kvweave.plain import plain_text
+from kvweave_client.plain import plain_text
 
 START: Final = f"{passages.PREFIX}start"
 END: Final = f"{passages.PREFIX}end"

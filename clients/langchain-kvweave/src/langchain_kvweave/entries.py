@@ -15,7 +15,7 @@ from kvweave_client import RequestError
 from kvweave_client.following import name_of
 from kvweave_client.options import NewDocument
 from kvweave_client.passages import LONGEST_TITLE, own_metadata
-from langchain_kvweave.plain import plain_metadata, plain_text
+from kvweave_client.plain import plain_metadata, plain_text
 
 _IDS: Final = uuid.UUID("9d2cbd5a-6f6b-4b0e-9d0c-6d2b1f6f4f10")  # the namespace of ids that are made here
 

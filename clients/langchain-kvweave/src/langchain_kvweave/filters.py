@@ -13,7 +13,8 @@ from langchain_core.structured_query import (
     Visitor,
 )
 
-from langchain_kvweave.plain import Json, plain_metadata
+from kvweave_client.options import Json
+from kvweave_client.plain import plain_metadata
 
 Options = dict[str, Any]  # of a search, by their names
 

@@ -9,8 +9,8 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 
 from kvweave_client import ChatAnswer, ChatDelta, TokenLogprob, Usage
 from kvweave_client.answers import as_json
-from kvweave_client.options import Message
-from langchain_kvweave.plain import Json, plain_text
+from kvweave_client.options import Json, Message
+from kvweave_client.plain import plain_text
 
 PROVIDER: Final = "kvweave"
 NO_TOOLS: Final = "kvweave serves no tools"

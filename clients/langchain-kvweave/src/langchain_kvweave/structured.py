@@ -13,8 +13,8 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 
+from kvweave_client.options import Json
 from kvweave_client.schemas import closed
-from langchain_kvweave.plain import Json
 
 Schema = Json | type
 Method = Literal["json_schema", "function_calling", "json_mode"]
@@ -30,7 +30,7 @@ def response_format(schema: Schema, *, method: Method, strict: bool | None) -> J
         return {"type": "json_object"}
     if method not in ("json_schema", "function_calling"):
         raise ValueError(f"the method is json_schema, function_calling or json_mode, got {method!r}")
-    obeyed = cast(Json, convert_to_json_schema(schema))
+    obeyed = convert_to_json_schema(schema)
     name = str(obeyed.get("title") or "answer")[:LONGEST_NAME]
     return {
         "type": "json_schema",

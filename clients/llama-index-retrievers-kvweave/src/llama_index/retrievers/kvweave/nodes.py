@@ -1,11 +1,8 @@
 """What a passage is as a node, and a node as a document of kvweave. Sends nothing."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, datetime, time
-from enum import Enum
-from typing import Final, cast
+from typing import Final
 
 from llama_index.core.schema import (
     BaseNode,
@@ -21,12 +18,12 @@ from kvweave_client import ChunkState, Source
 from kvweave_client.following import is_text, name_of
 from kvweave_client.options import Json, NewDocument
 from kvweave_client.passages import CACHE, PREFIX, notes_of, own_metadata
+from kvweave_client.plain import plain_metadata
 
 TIER: Final = f"{PREFIX}tier"
 REF_DOC_ID: Final = f"{PREFIX}ref_doc_id"
 NODE_ID: Final = f"{PREFIX}node_id"
 
-_DEEPEST: Final = 32
 _MOST_BYTES: Final = 256 * 1024  # of a node's metadata
 
 
@@ -83,45 +80,8 @@ def document_of(node: BaseNode, collection: str, *, mode: MetadataMode) -> NewDo
     name, ref_doc_id = name_of(node.node_id, collection), ref_doc_of(node)
     if not name or not text.strip() or not is_text(text) or not name_of(ref_doc_id, collection):
         return None
-    metadata = plain(own_metadata(node.metadata))
+    metadata = plain_metadata(own_metadata(node.metadata))
     if len(json.dumps(metadata)) > _MOST_BYTES:
         metadata = {}  # filters miss it; its cache is found all the same
     metadata |= {NODE_ID: node.node_id, REF_DOC_ID: ref_doc_id}
     return NewDocument(id=name, chunks=[{"id": node.node_id, "text": text}], metadata=metadata)
-
-
-def plain(metadata: Mapping[str, object]) -> Json:
-    """The metadata as JSON that every service takes: dates as ISO text, numbers as numbers, what is strange as text."""
-    found = _plain(metadata, depth=0)
-    return cast(Json, found) if isinstance(found, dict) else {}
-
-
-def _readable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode().replace("\0", "�")
-
-
-def _plain(value: object, *, depth: int) -> object:
-    if isinstance(value, Enum):
-        value = cast(object, value.value)
-    if isinstance(value, Mapping) and depth < _DEEPEST:
-        inner = cast(Mapping[object, object], value)
-        return {_readable(str(name)): _plain(each, depth=depth + 1) for name, each in inner.items()}
-    if isinstance(value, list | tuple | set | frozenset) and depth < _DEEPEST:
-        return [_plain(each, depth=depth + 1) for each in cast(Iterable[object], value)]
-    return _scalar(cast(object, value))
-
-
-def _scalar(value: object) -> str | int | float | bool | None:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, date | datetime | time):
-        return value.isoformat()
-    if isinstance(value, int):
-        return int(value) if abs(value) < 2**63 else str(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(value)
-    of_numpy = getattr(value, "item", None)  # its numbers are no numbers of Python
-    if callable(of_numpy) and getattr(value, "shape", None) == ():
-        number = of_numpy()
-        return _scalar(number) if type(number) is not type(value) else str(value)
-    return _readable(str(value))

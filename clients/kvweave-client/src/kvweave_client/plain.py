@@ -1,4 +1,4 @@
-"""Text and metadata as the service takes them: characters that can be encoded, and values that JSON has."""
+"""Text and metadata of integrations as the service takes them: characters that can be encoded, values that JSON has."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -8,12 +8,11 @@ from enum import Enum
 from fractions import Fraction
 from typing import cast
 
-from pydantic import BaseModel
+from kvweave_client.options import Json
 
 DEEPEST = 32  # what is nested deeper becomes text
 WIDEST = 1023  # bits of a number that a float can still come near
-
-Json = dict[str, object]
+CONVERSIONS = ("model_dump", "tolist")  # of pydantic's objects, and of numpy's numbers and arrays
 
 
 def plain_text(text: str) -> str:
@@ -52,8 +51,6 @@ def _many(value: object, inside: tuple[int, ...]) -> object:
     if id(value) in inside or len(inside) > DEEPEST:
         return plain_text(str(value))
     within = (*inside, id(value))
-    if isinstance(value, BaseModel):
-        value = value.model_dump()
     if isinstance(value, Mapping):
         entries = cast(Mapping[object, object], value)
         return {plain_text(str(name)): _plain(each, within) for name, each in entries.items()}
@@ -61,8 +58,11 @@ def _many(value: object, inside: tuple[int, ...]) -> object:
         return sorted((_plain(each, within) for each in cast(Iterable[object], value)), key=repr)
     if isinstance(value, list | tuple):
         return [_plain(each, within) for each in cast(Iterable[object], value)]
-    listed = None if isinstance(value, type) else getattr(value, "tolist", None)  # as numbers and arrays of numpy have
-    return _plain(cast(Callable[[], object], listed)(), within) if callable(listed) else plain_text(str(value))
+    for name in () if isinstance(value, type) else CONVERSIONS:
+        converted = getattr(value, name, None)
+        if callable(converted):
+            return _plain(cast(Callable[[], object], converted)(), within)
+    return plain_text(str(value))
 
 
 def _number(value: float | Decimal | Fraction) -> object:

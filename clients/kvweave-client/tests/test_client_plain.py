@@ -11,13 +11,9 @@ from uuid import UUID
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.documents import Document
+from pydantic import BaseModel
 
-from kvweave_client import batches
-from kvweave_client.following import LARGEST, MOST
-from kvweave_client.passages import PREFIX
-from langchain_kvweave.entries import entries
-from langchain_kvweave.plain import plain_metadata, plain_text
+from kvweave_client.plain import plain_metadata, plain_text
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 LEAVES = st.one_of(
@@ -35,7 +31,7 @@ LEAVES = st.one_of(
     st.fractions(),
     st.complex_numbers(),
     st.frozensets(st.integers() | st.text(max_size=3), max_size=4),
-    st.sampled_from([np.ndarray, np.float32(2.5), np.arange(3), Decimal]),
+    st.sampled_from([np.ndarray, np.float32(2.5), np.bool_(True), np.str_("s"), np.arange(3), Decimal]),
 )
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT | st.integers(), inner, max_size=3)
@@ -44,6 +40,11 @@ VALUES = st.recursive(
 
 class Colour(Enum):
     RED = "red"
+
+
+class Place(BaseModel):
+    page: int
+    around: list[float]
 
 
 @given(st.dictionaries(ANY_TEXT, VALUES, max_size=4))
@@ -66,6 +67,9 @@ def test_values_keep_what_filters_compare() -> None:
         "score": np.float32(0.5),
         "scores": np.array([[1, 2], [3, 4]]),
         "colour": Colour.RED,
+        "day of numpy": np.datetime64("2025-03-01"),
+        "place": Place(page=3, around=[0.5, float("inf")]),
+        "huge": 2**70,
         "missing": float("nan"),
         7: True,
     }
@@ -81,6 +85,9 @@ def test_values_keep_what_filters_compare() -> None:
         "score": 0.5,
         "scores": [[1, 2], [3, 4]],
         "colour": "red",
+        "day of numpy": "2025-03-01",
+        "place": {"page": 3, "around": [0.5, "inf"]},
+        "huge": 2**70,
         "missing": "nan",
         "7": True,
     }
@@ -101,38 +108,3 @@ def test_text_is_changed_only_where_it_cannot_be_sent(text: str) -> None:
     assert ("\0" not in plain and plain.encode() and plain_text(plain) == plain) or not plain
     if "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text):
         assert plain == text
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["a", "b", "c", "d", None]), st.sampled_from(["x", "y", " \n", "z\0"])), max_size=9
-    )
-)
-def test_of_each_id_the_last_is_kept(given_: list[tuple[str | None, str]]) -> None:
-    items = [Document(text, id=name) for name, text in given_]
-    made = entries(items, collection="c")
-    last = dict(zip(made.ids, (plain_text(text) for _, text in given_), strict=True))
-    sent = {chunk.get("id"): chunk["text"] for each in made.documents for chunk in each.get("chunks", [])}
-    assert sent == {name: text for name, text in last.items() if text.strip()}
-    assert set(made.blank) == last.keys() - sent.keys()
-    assert [each.get("id") for each in made.documents] == [f"c/{name}" for name in last if name in sent]
-
-
-def test_documents_without_an_id_are_the_same_when_they_say_the_same() -> None:
-    first, again, other = (Document("x", metadata={"n": n}) for n in (1, 1, 2))
-    ids = entries([first, again, other], collection="c").ids
-    assert ids[0] == ids[1] != ids[2]
-
-
-def test_requests_stay_small_and_hold_every_document_once() -> None:
-    many = [Document("word", id=str(number)) for number in range(2 * MOST + 1)]
-    large = [Document("x" * (LARGEST // 3), id=f"large {number}") for number in range(7)]
-    requests = list(batches(entries([*many, *large], collection="c").documents))
-    assert all(len(request) <= MOST and len(json.dumps(request)) <= LARGEST * 1.01 for request in requests)
-    assert [each.get("id") for request in requests for each in request] == [f"c/{each.id}" for each in [*many, *large]]
-
-
-def test_names_of_this_package_are_no_metadata_of_a_user() -> None:
-    found = Document("x", id="1", metadata={"mine": 1, f"{PREFIX}score": 0.5})
-    [entry] = entries([found], collection="c").documents
-    assert entry.get("metadata") == {"mine": 1}
