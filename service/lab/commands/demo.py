@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path, PurePath
-from statistics import median
 from typing import TYPE_CHECKING
 
 import typer
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 WIDE = 80  # columns, from which on tables have air
 WAYS = ("full prefill", "blending")
-SAME = 0.05  # smaller differences are chance
 BAR = 30  # columns
 OFTEN = 10  # times a second that a bar grows
 FOREIGN = ("model", "embedder", "codec", "dtype", "auth")  # settings that must be the demo's where its data is served
@@ -134,12 +132,12 @@ def _race_sentence(rows: "list[TimingRow]") -> str:
 
     start = {name: Settings.model_fields[name].default for name in ("policy", "ratio")}
     _, reuse, blended = rows
-    by_reuse, by_policy = (_sooner(each.against_full.times) for each in (reuse, blended))
     return (
-        f"With its chunks stored, the first token came {by_policy} with full prefill by {blended.policy}, "
-        f"ratio {blended.ratio:g} of the cached tokens, and {by_reuse} with it by reuse, which recomputes "
-        f"none: random weights show the time and no answers, which follow now. A model of your own starts with "
-        f"{start['policy']} at {start['ratio']:g}, which takes longer, until kvweave eval --fit finds what suits it."
+        f"Compared with full prefill, with its chunks stored the first token came {blended.against_full.words} by "
+        f"{blended.policy}, ratio {blended.ratio:g} of the cached tokens, and {reuse.against_full.words} by reuse, "
+        "which recomputes none: random weights show the time and no answers, which follow now. A model of your own "
+        f"starts with {start['policy']} at {start['ratio']:g}, which takes longer, until kvweave eval --fit finds what "
+        "suits it."
     )
 
 
@@ -205,19 +203,14 @@ def _figures(answered: "Answered", *, air: int) -> Table:
 
 def _verdict(found: "list[Answered]") -> str:
     """What the times say, whichever way they came out."""
-    ratio = median(each.rows[0].first_token_ms / each.rows[-1].first_token_ms for each in found)
+    from service.lab.time_ratio import time_ratio
+
+    full, blended = ([each.rows[at].first_token_ms for each in found] for at in (0, -1))
     blending = f"{found[0].rows[-1].policy}, ratio {found[0].rows[-1].ratio:g}"
     return (
-        f"\nWith blending ({blending}) the first token came {_sooner(ratio)} with full prefill. The built-in model is "
-        "small: larger ones gain more. Measure what yours gains:"
+        f"\nCompared with full prefill, the first token came {time_ratio(full, blended).words} with blending "
+        f"({blending}). The built-in model is small: larger ones gain more. Measure what yours gains:"
     )
-
-
-def _sooner(ratio: float) -> str:
-    """A comparison, whichever way it came out."""
-    if abs(ratio - 1) < SAME:
-        return "as soon as"
-    return f"{ratio:.1f} times sooner than" if ratio > 1 else f"{100 * (1 / ratio - 1):.0f} % later than"
 
 
 def _next(settings: "Settings", mine: "Settings") -> None:
