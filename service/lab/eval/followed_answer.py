@@ -1,6 +1,5 @@
 """The answer that all points are made to give, and what is measured along it. Knows no prompts and no passages."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,34 +53,6 @@ class FollowedAnswer:
                 there = logprobs[at].clamp(min=WORST)
                 found.append(float(there[self.tokens[at]] - there[foil[at]]))
         return min(found, default=None)
-
-
-class Following:
-    """Has the engine write an answer that is given; keeps the logits of each place.
-
-    What the model itself prefers follows, if it has preferred all that was given.
-    """
-
-    def __init__(self, given: Sequence[int], *, end: int | None) -> None:
-        self._given = given
-        self._end = end
-        self._logits: list[Tensor] = []
-        self.prefers_all = True
-
-    def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        self._logits.append(logits)
-        wanted = self._given[len(ids)] if len(ids) < len(self._given) else None if self.prefers_all else self._end
-        if wanted is None:
-            return logits
-        self.prefers_all = self.prefers_all and int(logits.argmax()) == wanted
-        forced = torch.full_like(logits, -torch.inf)
-        forced[wanted] = 0
-        return forced
-
-    @property
-    def logprobs(self) -> Tensor:
-        """(tokens, V): what the model says at each place of the answer, its end included."""
-        return torch.stack(self._logits).log_softmax(-1)
 
 
 def divergence(wanted: Tensor, got: Tensor) -> Divergence:

@@ -64,10 +64,10 @@ def test_full_prefill_is_what_transformers_says(checkpoint: Path, model: LoadedM
     laid, answer = asked.laid, asked.answer
     prompt = [*laid.prefix, *(token for run in laid.runs for token in run.ids), *laid.suffix]
     with torch.inference_mode():
-        logits = AutoModelForCausalLM.from_pretrained(checkpoint)(torch.tensor([[*prompt, *answer.ids]])).logits[0]
+        logits = AutoModelForCausalLM.from_pretrained(checkpoint)(torch.tensor([[*prompt, *answer.tokens]])).logits[0]
     wanted = logits[len(prompt) - 1 : -1].log_softmax(-1)
     assert torch.allclose(asked.full.logprobs, wanted, atol=1e-3)
-    told = wanted[answer.skip :].gather(1, torch.tensor(answer.ids[answer.skip :])[:, None])
+    told = wanted[answer.skip :].gather(1, torch.tensor(answer.tokens[answer.skip :])[:, None])
     assert asked.judged(asked.full).nats == pytest.approx(-float(told.mean()), abs=1e-3)
 
 
@@ -121,9 +121,10 @@ def test_an_answer_is_judged_behind_what_is_given(suite: str, model: LoadedModel
     said = probe.rows(asked, [Row.parse(ROWS[1])])
     probe.close()
     answer = asked.answer
-    judged = model.tokenizer.decode(answer.ids[answer.skip :])
+    judged = model.tokenizer.decode(answer.tokens[answer.skip :])
     assert answer.skip > 0 and case.answers[0].removeprefix(case.skip).strip().startswith(judged.strip())
-    assert len(set(answer.candidates)) == (len(case.foils) and len(case.foils) + 1)
+    parted = {each[answer.skip] for each in (answer.tokens, *answer.foils)} if case.foils else set[int]()
+    assert len(parted) == (len(case.foils) and len(case.foils) + 1)
     assert [each.right is None for each in said.values()] == [not case.foils]
 
 
