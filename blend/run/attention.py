@@ -1,6 +1,6 @@
 """Attention of scattered rows over their own contexts: an exact mask for each row, no padding, no joint copy.
 
-Registered under one name in both of transformers' registries. There are four ways: rows by a table (`row_table.py`),
+Registered under one name in both of transformers' registries. There are four ways: rows by a table (`RowTable`),
 torch's fused attention, the model's own plain one, and FlexAttention.
 """
 

@@ -16,7 +16,6 @@ from transformers.cache_utils import Cache
 
 from blend.run.context import Segment, places
 from blend.run.inputs import halves
-from blend.run.row_table import RowTable
 
 ACTIVE: ContextVar["RowsCache | None"] = ContextVar("active cache", default=None)
 
@@ -40,6 +39,30 @@ class LayerRange:
     stop: int | None = None  # None: to the logits
     until: int | None = None
     noted: frozenset[int] = frozenset()
+
+
+class RowTable(Protocol):
+    """The seam of tables that tell the rows of a pass: where keys and values of each go, and where those lie that it
+    sees. One call writes or attends them, by a kernel of numba's (`cpu_rows.py`) or of Triton's (`gpu_rows.py`).
+
+    Letters: `N` rows, `H` kv heads, `Hq` query heads, `D` and `E` numbers of a key and of a value.
+    """
+
+    @property
+    def most(self) -> int:
+        """How many slots are visible to a row at most."""
+        ...
+
+    def write(self, layer: int, keys: Tensor, *, values: Tensor) -> None:
+        """Put a pass' keys (H, N, D) and values at their slots."""
+        ...
+
+    def attend(self, layer: int, query: Tensor, *, window: int, scale: float) -> Tensor | None:
+        """Query (1, Hq, N, D) to (1, N, Hq, E), each row over so many slots up to its own.
+
+        None where the kernel does not take a layer's heads.
+        """
+        ...
 
 
 def _nothing(layer: int) -> None:
