@@ -25,4 +25,11 @@ class Catalog(Protocol):
         """Overwrite what was deleted wherever a copy of it may be; returns whether that could be done just now."""
         ...
 
+    def rest(self) -> bool:
+        """Let go of what is kept for the next one and was not used since the last call; returns whether that was any.
+
+        Opening it again takes a millisecond or two.
+        """
+        ...
+
     def close(self) -> None: ...

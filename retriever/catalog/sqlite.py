@@ -36,7 +36,9 @@ class SqliteCatalog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._free: list[SqliteConnection] = []
+        self._free: list[SqliteConnection] = []  # the one used last is the last
+        self._unused = 0  # of the first ones, since the last rest
+        self._is_resting = False
         self._guard = threading.Lock()
         self._writing = threading.Lock()
         self._postings = Postings()
@@ -113,6 +115,22 @@ class SqliteCatalog:
         now = time.monotonic()
         self._anew_from = now + 20 * (now - began)
 
+    def rest(self) -> bool:
+        """Closes the connections that nobody used since the last call, which keep pages. One stays, without any: a full
+        disk may let no other be opened.
+        """
+        with self._guard:
+            if self._is_resting:
+                return False
+            unused, self._free = self._free[: self._unused], self._free[self._unused :]
+            if unused and not self._free:
+                self._free, self._is_resting = [unused.pop()], True
+                self._free[0].execute("PRAGMA shrink_memory")
+            self._unused = len(self._free)
+        for connection in unused:
+            connection.close()
+        return self._is_resting or bool(unused)
+
     def close(self) -> None:
         """Closes the catalog and waits for nobody: what is open ends by itself."""
         with self._guard:
@@ -127,8 +145,11 @@ class SqliteCatalog:
         with self._guard:
             if self._closed:
                 raise CatalogError(f"the catalog {self._path} is closed")
+            self._is_resting = False
             if self._free:
-                return self._free.pop()
+                found = self._free.pop()
+                self._unused = min(self._unused, len(self._free))
+                return found
         return self._open()
 
     def _give(self, connection: SqliteConnection) -> None:

@@ -174,7 +174,9 @@ class UploadsChange(VersionsChange):
             raise DocumentError(f"names of a collection and a file have no half characters: got {name}") from error
         if origin is None:
             self._run("UPDATE uploads SET origin = row WHERE row = ?", (number,))
-        self._run("INSERT INTO contents VALUES (?, ?)", (number, upload.content))
+        # A connection keeps its statements, and SQLite with each what it was given last: nothing large.
+        for content in (upload.content, b""):
+            self._run("INSERT INTO contents VALUES (?, ?) ON CONFLICT DO NOTHING", (number, content))
         return number
 
     def _live_of(self, which: str, value: str) -> list[_Row]:

@@ -89,6 +89,10 @@ class PostgresCatalog:
         self._anew_from = now + 20 * (now - began)
         return is_clean
 
+    def rest(self) -> bool:
+        """Lets go of nothing: the connections are the database's."""
+        return False
+
     def close(self) -> None:
         """Closes the catalog; the connections are the database's."""
         self._closed = True

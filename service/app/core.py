@@ -169,6 +169,11 @@ class Core:
         wanted = self.tenants.libraries.embedders.wanted
         return wanted.name if wanted else ""
 
+    def rest(self) -> bool:
+        """Lets go of what no question and no upload used since the last call; returns whether that was anything."""
+        opened = self._working.tenants.opened() if self._working else []
+        return sum(each.catalog.rest() for each in opened) > 0
+
     def wait(self) -> None:
         """Returns when the model is there, or will not be."""
         self._loading.join()

@@ -87,7 +87,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
         threading.Thread(target=_settle_when_loaded, args=[core], daemon=True).start()
         stopped = threading.Event()
         stack.callback(stopped.set)
-        keeping = {"is_calm": lambda: core.places.taken == 0, "let_go": SPARE.let_go}
+        keeping = {"is_calm": lambda: core.places.taken == 0, "let_go": SPARE.let_go, "rest": core.rest}
         threading.Thread(target=give_back_memory, args=[stopped], kwargs=keeping, daemon=True).start()
         signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
         port = sockets[0].getsockname()[1]
