@@ -151,8 +151,12 @@ class ContextsChange(ContextsView):
         return {(collection, domain) for collection, domain in found}
 
     def _leave(self, version: int) -> list[_Where]:
-        """The chunks that a version is about to leave, and where each stands: under which label, behind what."""
-        return self._run(f"{_WHERE} WHERE p.document = ?", (version,)).fetchall()
+        """The chunks that a version is about to leave to others, and where each stands: under which label, behind what.
+
+        Called when they are counted as left.
+        """
+        kept = "EXISTS (SELECT 1 FROM chunks c WHERE c.row = p.chunk AND c.uses > 0)"
+        return self._run(f"{_WHERE} WHERE p.document = ? AND {kept}", (version,)).fetchall()
 
     def _left(self, places: Sequence[_Where]) -> None:
         """Mark those chunks as moved that stand nowhere else just so."""

@@ -191,8 +191,11 @@ class VersionsChange(ContextsChange):
             self._connection.remove_words(bodies)
             self._count(-len(bodies), words=-sum(len(found) for _, found in bodies))
         self._run("UPDATE facts SET value = 1 WHERE name = 'dropped'")
-        used = self._run(
-            "SELECT chunk, count(*) FROM passages WHERE document = ? GROUP BY chunk", (version,)
+        used = "SELECT chunk, count(*) AS times FROM passages WHERE document = ? GROUP BY chunk"
+        chunks = self._run(
+            f"UPDATE chunks SET uses = chunks.uses - used.times FROM ({used}) AS used WHERE chunks.row = used.chunk "
+            "RETURNING chunks.row, chunks.id, chunks.uses",
+            (version,),
         ).fetchall()
         places = self._leave(version)
         labels = "SELECT label FROM passages WHERE document = ?1 UNION SELECT label FROM documents WHERE row = ?1"
@@ -200,21 +203,13 @@ class VersionsChange(ContextsChange):
         self._run(f"DELETE FROM labels WHERE row IN ({labels})", (version,))
         self._run("DELETE FROM passages WHERE document = ?", (version,))
         self._run("DELETE FROM documents WHERE row = ?", (version,))
-        removal = self._released(used)
+        gone = listed([row for row, _, uses in chunks if not uses])
+        self._run(f"INSERT INTO removed (chunk, id) SELECT row, id FROM chunks WHERE row IN {LISTED}", (gone,))
+        self._run(f"DELETE FROM vectors WHERE chunk IN {LISTED}", (gone,))
+        self._run(f"DELETE FROM chunks WHERE row IN {LISTED}", (gone,))
         self._left(places)
-        return removal
-
-    def _released(self, used: Sequence[tuple[int, int]]) -> Removal:
-        self._connection.executemany(
-            "UPDATE chunks SET uses = uses - ? WHERE row = ?", [(times, chunk) for chunk, times in used]
-        )
-        rows = listed([chunk for chunk, _ in used])
-        found = self._run(f"SELECT row, id, uses FROM chunks WHERE row IN {LISTED}", (rows,)).fetchall()
-        gone = [(row, chunk) for row, chunk, uses in found if not uses]
-        self._connection.executemany("INSERT INTO removed (chunk, id) VALUES (?, ?)", gone)
-        self._run(f"DELETE FROM vectors WHERE chunk IN {LISTED}", (listed([row for row, _ in gone]),))
-        self._run(f"DELETE FROM chunks WHERE row IN {LISTED}", (listed([row for row, _ in gone]),))
-        return Removal(tuple(chunk for _, chunk in gone), tuple(chunk for _, chunk, uses in found if uses))
+        kept = tuple(chunk for _, chunk, uses in chunks if uses)
+        return Removal(tuple(chunk for _, chunk, uses in chunks if not uses), kept)
 
 
 def together(removals: Iterable[Removal]) -> Removal:

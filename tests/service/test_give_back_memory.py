@@ -124,7 +124,8 @@ def uploaded(folder: Path) -> tuple[int, int]:
     with closing(SqliteCatalog(folder / "catalog")) as catalog:
         before = looked(catalog)
         with ThreadPoolExecutor(THREADS) as threads:
-            [*threads.map(upload, range(THREADS))]
+            for _ in threads.map(upload, range(THREADS)):
+                pass
             most = resident_bytes()
             return most - before, looked(catalog) - before
 
