@@ -10,7 +10,7 @@ from service.answers.answer_request import AnswerRequest
 from service.answers.call_reader import CallReader
 from service.answers.fair_turns import FairTurns
 from service.errors import Invalid
-from service.model.grammar import CallBan, Constraint, Grammars, LateConstraint
+from service.model.constraint import CallBan, Constraint, Grammars, LateConstraint
 from service.model.served_model import ServedModel
 
 COMPILERS = 2  # threads that compile JSON schemas

@@ -11,7 +11,7 @@ from blend.text.call_frame import ID, CallFrame, FrameText, Slot
 from blend.text.tokenizer import Tokenizer
 from retriever.documents import Json
 from service.errors import Invalid
-from service.model.schema_check import look_ahead, spaced
+from service.model.schema_grammar import look_ahead, spaced
 
 FIELD: Final = "tools"
 MOST_CALLS: Final = 16  # in one answer

@@ -16,7 +16,7 @@ from service.api.questions import BlendIn, ObjectFormat, SchemaFormat
 from service.errors import Invalid
 from service.model.call_offer import CallOffer, arguments_schema
 from service.model.logit_processors import GeneratorRule, chained
-from service.model.schema_check import ANY_OBJECT
+from service.model.schema_grammar import ANY_OBJECT
 from service.openai.request import MOST_TOKENS, ChatRequest, Message
 from service.openai.tools import NamedTool, Tool
 

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from blend.engine.engine import PayerLoad
-from blend.fuse.policy import policy_name
+from blend.fuse.policy import POLICIES, policy_name
 from service.errors import ServiceError
 from service.reports import Report, Usage
 from service.telemetry import labels
@@ -25,7 +25,7 @@ from store.blob_store import StorageUsage as Tier
 from store.errors import StoreError
 
 PREFIX = "kvweave_"
-TENANTS, ENDPOINTS, ERRORS, POLICIES, TIERS = 100, 100, 100, 8, 8  # the most values that have a label of their own
+TENANTS, ENDPOINTS, ERRORS, TIERS = 100, 100, 100, 8  # the most values that have a label of their own
 COMPUTED = "computed"  # the source of a chunk that no tier had
 STORE_KEPT_S = 10.0  # a scrape does not walk the store more often
 TOLD_EVERY_S = 60.0  # of refusals at one limit
@@ -65,7 +65,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._endpoint, self._tenant = labels.SeenLabels(ENDPOINTS), labels.SeenLabels(TENANTS)
-        self._policy, self._tier = labels.SeenLabels(POLICIES), labels.SeenLabels(TIERS)
+        self._policy, self._tier = labels.SeenLabels(len(POLICIES)), labels.SeenLabels(TIERS)
         self._error = labels.SeenLabels(ERRORS)
         self._method, self._stage = labels.one_of(labels.METHODS), labels.one_of(labels.STAGES)
         self._finish, self._state = labels.one_of(labels.FINISHES), labels.one_of(labels.UPLOAD_STATES)

@@ -20,8 +20,8 @@ from service.answers.pipeline import LOOKUPS
 from service.app.core import Core
 from service.commands import serve
 from service.errors import Exhausted
-from service.model.grammar import Grammars
-from service.model.schema_check import LEAST_BYTES, checked_grammar
+from service.model.constraint import Grammars
+from service.model.schema_grammar import LEAST_BYTES, checked_grammar
 from tests.service.serving import Inside, Json, ask, in_process, settings_in
 
 WITHIN_S = 30  # for broken products alone
@@ -161,13 +161,13 @@ def inside(tmp_path: Path) -> Iterator[Inside]:
 
 
 def test_schemas_of_one_tenant_hold_up_no_answer_of_another(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, let_go, grammar_parser = threading.Event(), threading.Event(), Grammars.processor
+    begun, let_go, before = threading.Event(), threading.Event(), Grammars.processor
 
     def processor(grammars: Grammars, schema: Json) -> LogitsProcessor:
         if schema == HELD:
             begun.set()
             assert let_go.wait(4 * WITHIN_S)
-        return grammar_parser(grammars, schema)
+        return before(grammars, schema)
 
     monkeypatch.setattr(Grammars, "processor", processor)
     others = inside.core.control.create_key("others", Role.READ)[1]

@@ -21,8 +21,8 @@ from retriever.readers import worker
 from service.app.composition import compose_model
 from service.builtin import CHECKPOINT
 from service.errors import Invalid, Unavailable
-from service.model.grammar import Grammars
-from service.model.schema_check import DEEPEST, MOST_CERTAIN, MOST_CHARACTERS, MOST_OBJECTS
+from service.model.constraint import Grammars
+from service.model.schema_grammar import DEEPEST, MOST_CERTAIN, MOST_CHARACTERS, MOST_OBJECTS
 from service.settings import load_settings
 from tests.blend.tokenizers_made import LOSSLESS, made
 

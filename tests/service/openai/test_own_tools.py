@@ -21,7 +21,7 @@ from service.answers.call_reader import CallReader
 from service.builtin import CHECKPOINT
 from service.errors import Invalid
 from service.model.call_offer import CallOffer, arguments_schema
-from service.model.grammar import CallBan, Grammars
+from service.model.constraint import CallBan, Grammars
 from tests.blend import tool_templates
 from tests.blend.test_tool_prompts import SEVERAL, SHAPES, TIME, chat_of, frame_of, stock, tokenizer_of
 from tests.service.checkpoints import checkpoint
