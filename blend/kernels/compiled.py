@@ -4,8 +4,8 @@
 # pyright: reportAttributeAccessIssue=false
 """What numba lacks: functions whose arrays never overlap, casts chosen by types, and memory by address.
 
-Numba caches `cpu_place_kernel.py` and `cpu_rows_kernels.py` until these files change: touch both after changing this
-one alone.
+Numba caches the kernels of a file until that file changes: after changing this one alone, touch those of this folder
+that import it.
 """
 
 from collections.abc import Callable, Sequence

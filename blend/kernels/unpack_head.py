@@ -3,8 +3,8 @@
 """Numba functions that read the packed codes of a frame, one head at a time: codes, steps and middles.
 
 Only `unpack_scratch` makes arrays: functions that may make one also count references, which took a fifth of the time.
-The others get an `UnpackScratch` to work in. Numba caches `cpu_place_kernel.py` until that file changes: touch it after
-changing this one alone.
+The others get an `UnpackScratch` to work in. As with `compiled.py`: after changing this file alone, touch those that
+import it.
 """
 
 from typing import NamedTuple
