@@ -15,7 +15,7 @@ from retriever.documents import Json
 from service.errors import Invalid
 from service.model.call_offer import FIELD as CALLS
 from service.model.call_offer import CallOffer, CallStart
-from service.model.grammar_cost import GRAMMAR_FUEL
+from service.model.grammar_bytes import GRAMMAR_FUEL
 from service.model.schema_grammar import FIELD, bytes_of, check_size, checked_grammar, json_grammar
 
 INTRICATE = ("lexer error", "parser error", "initial lexer", "grammar size")  # llguidance's message beyond a limit

@@ -15,7 +15,7 @@ from retriever.documents import Json
 from retriever.readers.serve import ParserRequest
 from retriever.readers.worker import ask_within
 from service.errors import Invalid, Unavailable
-from service.model.grammar_cost import GRAMMAR_BYTES
+from service.model.grammar_bytes import GRAMMAR_BYTES
 
 FIELD: Final = "response_format"
 ANY_OBJECT: Final[Json] = {"type": "object"}
@@ -158,7 +158,7 @@ class _Certain:
 def bytes_of(grammar: str) -> int:
     """The memory that a grammar takes: a process of its own compiles it. Raises `Invalid` where that takes too much."""
     try:
-        found = ask_within(COMPILATION, "service.model.grammar_cost", content=grammar.encode())
+        found = ask_within(COMPILATION, "service.model.grammar_bytes", content=grammar.encode())
     except CalledProcessError:
         limits = f"{COMPILATION.cpu_s} s of processor time or {GRAMMAR_BYTES >> 20} MiB of memory"
         reason = f"the JSON schema takes more than {limits} to compile: use shorter patterns, smaller numbers in"
