@@ -45,7 +45,7 @@ def test_any_ids_stream_as_they_decode_but_for_an_unfinished_end(kind: str, data
     ids = data.draw(st.lists(st.integers(0, len(made(kind)) + 3), max_size=30))
     shown = "".join(stream(kind, ids))
     whole = WRAPPED[kind].decode(token for token in ids if token not in WRAPPED[kind].control)
-    assert whole in (shown, shown + "\ufffd")
+    assert whole in {shown + "\ufffd" * count for count in range(3)}  # two for the first two bytes of a surrogate
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)
