@@ -1,5 +1,7 @@
 """The text of an answer while it comes."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +26,7 @@ FRAGMENTS = [
     "☃",
 ]
 
+SURROGATE = re.compile(rb"\xed[\xa0-\xbf]\Z")  # the first two of its three bytes
 texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=8).map("".join)
 
 
@@ -44,8 +47,9 @@ def test_a_text_streams_as_it_was_written_and_never_shows_half_a_character(kind:
 def test_any_ids_stream_as_they_decode_but_for_an_unfinished_end(kind: str, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, len(made(kind)) + 3), max_size=30))
     shown = "".join(stream(kind, ids))
-    whole = WRAPPED[kind].decode(token for token in ids if token not in WRAPPED[kind].control)
-    assert whole in {shown + "\ufffd" * count for count in range(3)}  # two for the first two bytes of a surrogate
+    told = [token for token in ids if token not in WRAPPED[kind].control]
+    is_surrogate = SURROGATE.search(b"".join(map(WRAPPED[kind].token_bytes, told)))  # which is two to the tokenizer
+    assert WRAPPED[kind].decode(told) in (shown, shown + "\ufffd", shown + "\ufffd" * 2 if is_surrogate else shown)
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)

@@ -24,7 +24,7 @@ from tests.blend.families import BASE, LINEAR, build, draw, native, ours, put, w
 from tests.blend.fusing import READERS, Case, chosen, close, fused, layout
 
 FAMILIES = ("llama", "mistral-window", "gemma3", "smollm3", "llama4", "gemma4")  # windows of 24, mixed layers, sharing
-LENGTHS = st.integers(1, 160)
+LENGTHS = st.integers(1, 300)
 
 
 @st.composite
