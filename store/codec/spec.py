@@ -13,8 +13,8 @@ from typing import Self
 from store.errors import SpecError
 
 LOSSLESS = "lossless"
-
 BITS = (*(f"{tenths / 10:g}" for tenths in range(15, 30)), *"345678")
+NAMES = (LOSSLESS, *(f"q{bits}" for bits in BITS))  # of codecs that are one for keys, values and layers
 _BITS = f"({'|'.join(map(re.escape, BITS))})"
 _PART = re.compile(f"{LOSSLESS}|q{_BITS}|k{_BITS}v{_BITS}")
 _LAYER = re.compile(r"[1-9][0-9]{0,4}")
@@ -73,7 +73,7 @@ class Spec:
     def text(self) -> str:
         """The canonical spelling."""
         stops = [f"@{first}-" for first, _ in self.parts[1:]] + [""]
-        names = (bits.text if bits else "lossless" for _, bits in self.parts)
+        names = (bits.text if bits else LOSSLESS for _, bits in self.parts)
         return "".join(f"{name}{stop}" for name, stop in zip(names, stops, strict=True))
 
 
@@ -93,6 +93,6 @@ def _bits(part: str, text: str) -> KVBits | None:
         raise SpecError(
             f"no codec is named {text!r}: use lossless, q2 to q8, q1.5 to q2.9, k4v2, or parts by layer as in q6@4-k4v2"
         )
-    if part == "lossless":
+    if part == LOSSLESS:
         return None
     return KVBits(float(match[1] or match[2]), float(match[1] or match[3]))

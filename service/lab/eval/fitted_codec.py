@@ -71,9 +71,9 @@ class CodecFitting:
     def run(self, codecs: Sequence[str], progress: Callable[[int], None]) -> dict[str, str]:
         """The codecs that pack all layers alike, each with a fitted one of the same size."""
         wanted = {codec: Spec.parse(codec).parts for codec in codecs}
-        plain = {codec: parts[0][1] for codec, parts in wanted.items() if len(parts) == 1 and parts[0][1]}
+        plain = {codec: bits for codec, ((_, bits), *more) in wanted.items() if not more and isinstance(bits, KVBits)}
         stretches = self._stretches(self._costs(progress)) if plain else []
-        return {codec: self._named(bits, stretches) for codec, bits in plain.items() if bits}
+        return {codec: self._named(bits, stretches) for codec, bits in plain.items()}
 
     def _costs(self, progress: Callable[[int], None]) -> dict[Part, float]:
         parts = [(layer, which) for layer in self._keeping for which in "kv"]
