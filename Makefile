@@ -132,6 +132,7 @@ replicas: $(INSTALLED) ## three services under load for ten minutes, while they,
 fmt: $(INSTALLED) ## format, and fix what can be fixed
 	$(PY) -m ruff format
 	$(PY) -m ruff check --fix
+	$(PY) -m tests.file_map
 
 # One file for all processors of Linux. torch.lock has what constraints.txt cannot name: what torch's CUDA build brings.
 lock: ## what the image installs, with hashes: requirements.lock and torch.lock, as constraints.txt pins it

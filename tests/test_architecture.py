@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture import BUDGET, EXCUSED, PRODUCT, ROOT, RULES, Source, broken, load
+from tests.file_map import PAGE, with_map
 from tests.import_cycles import file_cycle, folder_cycle
 
 
@@ -42,6 +43,11 @@ def lines_of(package: str, sources: tuple[Source, ...]) -> int:
     """Lines of a package's files; of those that are its tests none."""
     own = [each for each in sources if each.path.parts[0] == package and not each.module.startswith("tests.")]
     return sum(len(source.text.splitlines()) for source in own)
+
+
+def test_the_map_names_every_file() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_map(page), "`make fmt` writes it anew"
 
 
 def test_lines_of_a_package_are_counted_without_its_tests(tmp_path: Path) -> None:

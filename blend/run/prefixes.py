@@ -1,5 +1,5 @@
-"""The beginnings of prompts that are kept for prompts that begin alike: in memory, and on the disk where memory has no
-room for exact ones. Knows no engine.
+"""The beginnings of prompts that are kept for prompts that begin alike, which go to the disk for want of memory,
+and which are dropped. Knows no engine.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Estimates what a prompt costs on this machine, each way, and learns from finished prompts. Decides nothing."""
+"""Estimates what a prompt costs on this machine, each way, and how long its records are worth waiting for."""
 
 import asyncio
 from collections import defaultdict

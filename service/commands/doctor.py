@@ -1,4 +1,4 @@
-"""The commands `kvweave config` and `kvweave doctor`: which settings are in force, and whether a service would run."""
+"""The commands `kvweave config` and `kvweave doctor`: settings in force, models that run, and whether all is ready."""
 
 import json
 import os
