@@ -46,7 +46,7 @@ def test_eight_requests_at_once_answer_as_one_after_the_other(name: str) -> None
     requests = [
         EngineRequest(
             dataclasses.replace(cached, suffix=question),
-            dataclasses.replace(GREEDY, max_tokens=6 + 2 * number),
+            dataclasses.replace(GREEDY, max_tokens=4 + number),
             BlendOrder(("heads" if name in HYBRIDS else "hybrid", "full", "reuse", "heads")[number % 4], 0.3),
         )
         for number, question in enumerate(questions)

@@ -142,16 +142,15 @@ def test_the_description_is_valid(served: Served) -> None:
     assert all(each in description["info"]["description"] for each in ("admin.key", "/v1/documents", "/v1/query"))
 
 
-SHORT = [(Run("operator", 2), 60), (Run("write", 1), 50), (Run("bound", 1), 40)]
-
-
-CORNERS = [
+SHORT = [(Run("operator", 2), 60), (Run("bound", 1), 40)]
+LONG = [
+    (Run("write", 1), 50),
     (Run("operator", 60, coverage=True), 5000),
     *((Run(key, 20, coverage=True), 3000) for key in ("write", "bound")),
 ]
 
 
-@pytest.mark.parametrize(("run", "least"), [*SHORT, *(pytest.param(*each, marks=pytest.mark.long) for each in CORNERS)])
+@pytest.mark.parametrize(("run", "least"), [*SHORT, *(pytest.param(*each, marks=pytest.mark.long) for each in LONG)])
 def test_the_description_is_true(served: Served, tmp_path: Path, run: Run, least: int) -> None:
     assert cases(served, tmp_path, run) >= least
 

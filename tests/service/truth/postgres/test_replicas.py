@@ -259,9 +259,9 @@ def test_one_after_another_is_replaced_behind_a_balancer_and_no_request_fails(re
         if balanced is None:
             pytest.skip(WITHOUT_NGINX)
         over = threading.Event()
-        with ThreadPoolExecutor(4) as threads:
+        with ThreadPoolExecutor(2) as threads:
             asking = [
-                threads.submit(keep_asking, client_of(balanced, replicas.key), over, number) for number in range(4)
+                threads.submit(keep_asking, client_of(balanced, replicas.key), over, number) for number in range(2)
             ]
             try:
                 for each in replicas.services[:2]:
