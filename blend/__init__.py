@@ -1,1 +1,1 @@
-"""Models and tensors: capture, fuse, decode. Knows no documents and does no I/O."""
+"""Models and tensors: checkpoints taken, chunks captured, prompts fused, answers decoded. Knows no documents."""

@@ -1,1 +1,1 @@
-"""Documents, chunks and search. Knows no keys and values and no model."""
+"""Documents, chunks and search. Knows no keys and values and no language model."""

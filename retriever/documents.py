@@ -1,4 +1,4 @@
-"""Documents before and after cutting: drafts, parts, documents. Knows no files, no index and no catalog."""
+"""Documents before and after cutting: drafts, parts, documents; a chunk's id is a digest of its text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

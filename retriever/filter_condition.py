@@ -1,4 +1,4 @@
-"""Filters on metadata, as JSON in the form that vector databases have made common, turned into SQL. Knows no catalog.
+"""Filters on metadata, JSON as vector databases have it, turned into SQL: operators, limits of size and depth.
 
 `{"lang": "en", "year": {"$gte": 2020}, "$or": [{"team": "a"}, {"tags": {"$in": ["x", "y"]}}]}`. A field of an object is
 named with dots; of a list each element counts. A field that is absent equals nothing; `$ne`, `$nin` and `$not` hold

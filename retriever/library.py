@@ -1,4 +1,4 @@
-"""A catalog with all that is derived from it: the one interface by which documents are stored and found.
+"""A catalog with all that follows from it: documents embedded and kept, searched, embedded anew by another embedder.
 
 What is put is embedded first and then kept in one transaction, so that words and vectors never disagree.
 """

@@ -1,4 +1,4 @@
-"""Vectors that are near to another one, in memory: exact while they are few, in lists as they grow. Knows no catalog.
+"""Nearest vectors in memory, by faiss: exact while few, then in lists (IVF), and how many lists a query looks at.
 
 Lists (IVF) and not a graph: they forget vectors, they are built in minutes, and behind a filter they can be searched
 to the end, which is exact and, up to `EXACT` vectors, soon enough.

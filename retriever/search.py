@@ -1,4 +1,4 @@
-"""Search in a catalog: by words, by vectors, or by both; then reranked on request. Keeps no state.
+"""Search by words, vectors or both: how scores are fused, reranking, neighbours, and which best hit is no find.
 
 Filters hold before anything is ranked or cut. One search sees one committed state of the catalog.
 """

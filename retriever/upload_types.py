@@ -1,4 +1,4 @@
-"""Uploads that wait in a catalog to be cut, and their outcome. Knows no tables and no contents."""
+"""Uploads and jobs: their states, which are live, and what a new upload may depend on. Knows no tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The format of a blob: preamble, head with the frame table, frames. Knows where bytes lie and verifies them.
+"""The format of a blob: preamble, head, frames, their digests, and when one is corrupt or of a newer format.
 
     preamble   magic 4s | format version u16 | zero u16 | head length u32 | blake3 of all that and of the head 16s
     head       msgpack of `Head`: whose blob it is, its shapes, the frame table with a digest for every frame

@@ -1,4 +1,4 @@
-"""The contract of a blob store, and what all stores share. Knows no medium.
+"""The interface of blob stores (put, open, delete, pin, quarantine); when an opened blob is a miss. Knows no medium.
 
 A store maps a `CacheKey` to a blob. It may be slow, absent or corrupt; it may never be wrong:
 

@@ -1,4 +1,4 @@
-"""The errors of store. Each also inherits the builtin that a caller would expect to catch."""
+"""The reasons why stored keys and values are not used (misses), and the errors of stores, each a builtin one too."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Names of blobs: tenant, chunk, fingerprint, codec, in that order, so that one scan finds all of a chunk.
+"""Names of blobs (tenant/chunk/fingerprint/codec) and scopes of them: how parts are spelled, and what is refused.
 
 After an @ the fingerprint may name a context: what the chunk was computed behind, besides the common prefix. After a
 dot it may name a domain: requests that see no document of it share none of its blobs.

@@ -1,4 +1,4 @@
-"""One chunk's keys and values for one model, plain. Knows shapes and dtypes, no codec and no medium.
+"""One chunk's keys and values, plain: refuses wrong shapes and dtypes, rounds to bfloat16. Knows no codec, no medium.
 
 Letters: `H` kv heads, `T` tokens, `D` head dim.
 """

@@ -1,4 +1,4 @@
-"""One chunk's record where it lies, in memory or in a store, of which layers are read. Knows no medium and no model."""
+"""One chunk's record, in memory or in a blob, read by layers: whether it is exact; bytes, time, failures of reads."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Maintains stores: verifies every blob, removes what is no longer needed. Knows only the contract."""
+"""Maintains stores: verifies blobs, quarantines bad ones for a day, removes a model's blobs, forgets old deletions."""
 
 import time
 from collections.abc import Iterator

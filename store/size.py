@@ -1,4 +1,4 @@
-"""Parses numbers of bytes as people write them."""
+"""Parses numbers of bytes as people write them (4096, 500MB, 1.5GiB), and refuses what is none."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""One URL for one store: `mem://`, `lmdb:///path`, `s3://bucket/prefix`, a folder, or tiers of these; its patience.
+"""Opens the store that a URL names, or refuses it: options, budgets, tiers, timeouts and retries of bucket clients.
 
     mem://?budget=4GB
     lmdb:///var/lib/kvweave?budget=200GB&tenant_budget=20GB

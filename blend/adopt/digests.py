@@ -1,4 +1,4 @@
-"""The digests of a model's fingerprint: of its weights, as stored or in memory, and of its configuration."""
+"""Digests a model's weights, as stored (remembered by file size and time) or in memory, and its configuration."""
 
 import contextlib
 import json

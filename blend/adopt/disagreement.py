@@ -1,4 +1,4 @@
-"""Where a decoder disagrees with transformers' own dense pass over the same tokens. Refuses nothing."""
+"""Where prefill, scattered rows, decoding or reuse leave the tolerance around a model's own logits. Refuses nothing."""
 
 from collections.abc import Sequence
 

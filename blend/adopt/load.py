@@ -1,6 +1,6 @@
 # transformers types its loaders loosely:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Makes a decoder that passed its checks out of a hub name, a folder or a model in memory."""
+"""Loads a model; refuses one that fails in float32 or its own half precision: device, dtype, sampling, CUDA graphs."""
 
 import logging
 import platform

@@ -1,4 +1,4 @@
-"""Refuses models that cannot work, with the reason, before anything is served or stored. Runs them; trusts no name."""
+"""Refuses models: encoder-decoders, recurrent state alone, ALiBi, adapters, sight of later tokens, RoPE by length."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Computes chunks behind their shared prefix and their own context, and makes their keys position-free, to be stored.
+"""Computes chunks behind a shared prefix and own context, in padded batches by size; refuses empty and too long ones.
 
 The tokens before a chunk are computed and dropped. All chunks of a call share a prefix, which is computed once.
 

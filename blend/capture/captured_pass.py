@@ -1,4 +1,4 @@
-"""Makes the keys of a pass position-free and copies the results to the host, a layer of all its chunks at a time.
+"""Frees a pass' keys of their rotary positions and copies the results to the host; refuses NaN and infinity.
 
 Knows the places of their rows, no ids and no records. Letters: `N` chunks, `H` kv heads, `T` tokens, `D` head dim.
 """

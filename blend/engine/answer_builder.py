@@ -1,4 +1,4 @@
-"""A request from its submission to its end: first queued, then an answer in the making."""
+"""A request from queue to end: its rank by size and wait, prefixes it reuses and keeps, stop strings, why it ends."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

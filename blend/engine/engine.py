@@ -1,4 +1,4 @@
-"""The contract between whoever asks and whoever computes: requests in, events out. Knows no thread and no model."""
+"""The engine's interface: requests, events, limits with their defaults, cancelling. Knows no thread and no model."""
 
 import logging
 import math

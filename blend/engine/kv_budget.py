@@ -1,4 +1,4 @@
-"""What fits into the memory for keys and values beside the answers that run. Knows neither model nor turns."""
+"""What fits into the memory for keys and values: refuses what never does; beside others, a tenant gets 7/8 at most."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The engine of this process: one thread, one model, continuous batching.
+"""The engine of this process: continuous batching in one thread, captures in turns; refuses a full queue, late answers.
 
 A request is fused, then joins the others, one token each in a step; it leaves at any step. Between the layers of a
 fuse the others go on, for as long as the fuse computed since their last step. Requests go before captures, which let

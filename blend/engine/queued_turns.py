@@ -1,4 +1,4 @@
-"""Work that waits for its turns among requests: a capture, or what somebody else computes here. Computes nothing."""
+"""A capture, or other work, cut into turns between requests: how many passes one turn has. Computes nothing."""
 
 import math
 from collections.abc import Callable, Sequence

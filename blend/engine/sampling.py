@@ -1,4 +1,4 @@
-"""Chooses the next token from the logits of one request. Knows no model, no tokenizer and no other request."""
+"""Draws the next token (temperature, top-k, top-p, min-p, penalty, seed, logprobs); refuses values out of range."""
 
 import math
 import secrets

@@ -1,5 +1,5 @@
-"""Which cached tokens are recomputed. A policy is a function of the layout; to add one, write it and list it below,
-then in `service/console/policies.js` and in `kvweave_client/options.py`, which cannot read the list.
+"""Policies by which cached tokens are recomputed (ask, heads, deviation, hybrid, replay): how many, in which layers,
+refused for which model. A new one is listed below, in `service/console/policies.js` and `kvweave_client/options.py`.
 
 The budget is `ceil(ratio * blended tokens)`, for `ask` a few tokens at least. Tokens that stand where they were
 captured are exact and never chosen.

@@ -1,4 +1,4 @@
-"""Prompts made of segments, and where each token stands. Knows token ids and where a record comes from, no tensors."""
+"""Lays a prompt out: refuses one too long or with unknown ids; says which records are a miss, and which are exact."""
 
 import struct
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Brings records into a context layer by layer, ahead of the pass that needs them. Knows no medium: sources read."""
+"""Loads records ahead of the pass: how many layers and chunks at once, in how many threads, which one is damaged."""
 
 import os
 import time

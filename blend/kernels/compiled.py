@@ -2,7 +2,7 @@
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false, reportCallIssue=false, reportReturnType=false, reportUnknownLambdaType=false
 # pyright: reportAttributeAccessIssue=false
-"""What numba lacks: functions whose arrays never overlap, casts chosen by types, and memory by address.
+"""Numba's ways of compiling (no aliasing, loose sums), rounding to bfloat16, C functions and memory by address.
 
 Numba caches the kernels of a file until that file changes: after changing this one alone, touch those of this folder
 that import it.

@@ -1,6 +1,6 @@
 # numba's decorators have no types:
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportCallIssue=false
-"""The numba kernel that places packed codes in a context, some rows at a time, which stay in the L1 cache.
+"""The numba kernel that dequantizes stored keys and values, rotates them and writes them to a context, on a CPU.
 
 Needs numba, which not every installation has. Integers are cast back to narrow types, as numba widens them.
 """

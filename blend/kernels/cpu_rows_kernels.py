@@ -1,6 +1,6 @@
 # numba's decorators have no types:
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportCallIssue=false
-"""Numba kernels of a decoding step: one call writes rows of several contexts, one attends them.
+"""Numba kernels of a decoding step: rows written; attention with softmax and exponential, heads shared out to threads.
 
 Letters: `N` rows, `H` kv heads, `G` query heads of each, `D` and `E` numbers of a key and of a value.
 """

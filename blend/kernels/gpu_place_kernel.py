@@ -2,7 +2,7 @@
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportUntypedFunctionDecorator=false
 # ruff: noqa: ANN001, ANN202, PLR0917
-"""The Triton kernel that places packed codes in a context, a span of tokens of one head at a time.
+"""Triton kernels: one dequantizes, rotates and writes stored keys and values to a context, one copies host memory.
 
 All of its arguments lie in a table of int64: where spans and pieces begin, for each layer a side for keys and one for
 values, a row for each part of a layer (`StoredRows`), for each span the place of its part's row and its number in

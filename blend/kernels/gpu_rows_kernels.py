@@ -4,7 +4,7 @@
 # pyright: reportUntypedFunctionDecorator=false, reportIndexIssue=false, reportArgumentType=false, reportOperatorIssue=false
 # pyright: reportCallIssue=false
 # ruff: noqa: ANN001, ANN202, PLR0917
-"""Writes rows of several contexts to their slots, and attends each to all slots up to its own, on a GPU.
+"""Triton kernels that write and attend rows of several contexts: tile sizes, splits of long keys, sliding windows.
 
 Where rows stand, and whose they are, is read from the device's memory when a kernel runs: a recorded call serves any
 prompt. Letters: `B` rows, `N` contexts, `H` kv heads, `Hq` query heads, `D` head dim.

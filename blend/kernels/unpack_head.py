@@ -1,6 +1,6 @@
 # numba's decorators have no types:
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportCallIssue=false
-"""Numba functions that read the packed codes of a frame, one head at a time: codes, steps and middles.
+"""Numba functions that unpack the quantized codes of one head: bits, trellis decoding, step sizes and middles.
 
 Only `unpack_scratch` makes arrays: functions that may make one also count references, which took a fifth of the time.
 The others get an `UnpackScratch` to work in. As with `compiled.py`: after changing this file alone, touch those that

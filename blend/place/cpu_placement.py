@@ -1,4 +1,4 @@
-"""Stored rows into a context on a CPU, by several threads at once: by numba, of the extra `cpu`.
+"""Stored rows into a context on a CPU by numba, of the extra `cpu`: float32 and bfloat16 alone, from several threads.
 
 Nothing is written between codes and context, which takes a quarter of the time of `TorchPlacement`.
 """

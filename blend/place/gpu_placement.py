@@ -1,6 +1,6 @@
 # Triton has no types:
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportCallIssue=false
-"""Stored rows into a context on a GPU: one copy and two launches for what comes at once.
+"""Stored rows into a context on a GPU: one copy out of pinned memory, two kernel launches, and the table they read.
 
 There a call costs more than its work. Frames' bytes go behind a table that tells where in them what lies; those in
 memory that the GPU reads itself are brought by a kernel. Needs triton, which torch for CUDA brings.

@@ -1,4 +1,4 @@
-"""The seam behind which stored rows come into a context, turned to their slots. Knows angles, no kernel, no device."""
+"""The interface of what writes stored rows, rotated, into a context; splits them between a kernel and torch."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

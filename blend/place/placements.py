@@ -1,4 +1,4 @@
-"""Which placement a machine has: the one place that asks which kernels there are."""
+"""Chooses Triton, numba or torch to place stored rows on a device, and warns where a kernel's package is missing."""
 
 import logging
 from functools import cache

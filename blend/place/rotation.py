@@ -1,4 +1,4 @@
-"""Moves keys between positions. Knows angles and tensors, nothing of chunks, stores or models.
+"""Rotary positions (RoPE): rotates keys to a position and back, and reads a model's angles. Knows no chunks, no models.
 
 A rotated pair is `(a·c − b·s, b·c + a·s)` for the cosine and sine that the layer was given. A scaling that a model
 multiplies into both (YaRN's) is part of them, so the true inverse divides by `c² + s²`, and rotating puts it back.

@@ -1,1 +1,1 @@
-"""A model's passes over rows: its layers, what each row sees, buffers, recordings. Knows no texts and no prompts."""
+"""A model's passes over rows: its layers, what each row sees, buffers, CUDA graphs, kept prefixes. Knows no texts."""

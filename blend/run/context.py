@@ -1,4 +1,4 @@
-"""The keys and values of one request, layer by layer, in buffers made once. Knows slots and shapes, no model.
+"""Buffers for a request's keys and values, by layer, also behind a shared prefix; a CPU's large buffer is used again.
 
 Letters: `H` kv heads, `C` capacity in tokens, `T` tokens, `D` head dim.
 """

@@ -1,4 +1,4 @@
-"""Rows of a decoding step on a CPU, one of each context: written and attended by one call of what numba compiles.
+"""Rows of a decoding step on a CPU, written and attended by numba on torch's OpenMP threads or in one, else by torch.
 
 Letters: `N` rows, `H` kv heads, `Hq` query heads, `D` and `E` numbers of a key and of a value.
 """

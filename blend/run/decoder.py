@@ -1,4 +1,4 @@
-"""A model as the rest of blend sees it: passes over rows, buffers, and keys that move between positions."""
+"""A model as the rest of blend sees it: prefill, replay, decoding, rotary tables, whether CUDA graphs are used."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

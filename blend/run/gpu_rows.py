@@ -1,5 +1,5 @@
-"""Rows of any contexts on a GPU, by a table in its memory, which kernels read when they run: whatever recorded their
-calls fills it anew for each pass.
+"""The table in GPU memory of where rows of any contexts stand: kernels read it when they run, so a CUDA graph is told
+anew for each pass. Attention falls back to torch where the device refuses a kernel.
 
 Letters: `B` rows that there is room for, `R` of a pass, `N` contexts, `L` layers.
 """

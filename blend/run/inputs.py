@@ -1,4 +1,4 @@
-"""What enters a layer, kept for each token as a layer's keys and values are: half of its numbers as either.
+"""The hidden states that enter a layer, kept for each token in the form of keys and values: half of them as either.
 
 So it is stored, packed, placed and dropped as these are. Knows no model. Letters: `H` heads, `T` tokens, `D` dims of a
 head, `E` numbers of a token.

@@ -1,4 +1,4 @@
-"""Finds a model's decoder layers and stands in front of each. Without an active cache the model is as it was."""
+"""Finds a model's decoder layers by a probe, refuses a model without such a list, and wraps each layer's forward."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager

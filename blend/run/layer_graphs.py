@@ -1,5 +1,5 @@
-"""The layers of prompts, recorded one by one. A recorded layer is the model's own, but for where keys go and what rows
-see.
+"""CUDA graphs of single layers for prompts: how arguments are copied in, and what keeps a layer from being recorded. A
+recorded layer is the model's own, but for where keys go and what rows see.
 
 Letters: `B` rows of a recording, `R` of a pass, `E` hidden size.
 """

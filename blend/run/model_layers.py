@@ -1,4 +1,4 @@
-"""What a model's layers do with keys and values, found out by running it: shapes, rotations, sharing.
+"""Finds by running a model what its layers keep: shapes, rotary rules, sharing, states; refuses what cannot be moved.
 
 No table of model names decides anything. The same hidden states are sent through every layer at two positions; the
 rule that makes both keys equal again is the layer's rule.

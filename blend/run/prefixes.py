@@ -1,5 +1,5 @@
-"""The beginnings of prompts that are kept for prompts that begin alike, which go to the disk for want of memory,
-and which are dropped. Knows no engine.
+"""The beginnings of prompts, and a conversation's rows, that are kept for prompts that begin alike: which are not kept,
+for how long others are, which go to the disk for want of memory, which are dropped. Knows no engine.
 """
 
 import logging

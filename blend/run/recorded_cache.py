@@ -1,5 +1,5 @@
-"""The caches that layers see while they are recorded: where rows stand, and whose they are, is read from a table in the
-device's memory whenever the recording runs.
+"""The caches that layers see while a CUDA graph of them is captured: where rows stand is read from a table in the
+device's memory whenever the graph runs. Refuses what no graph can hold.
 """
 
 from collections.abc import Callable, Iterator

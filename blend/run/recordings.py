@@ -1,4 +1,4 @@
-"""What is recorded once for each number of rows, and replayed by one call: a GPU's calls cost more than their work.
+"""CUDA graphs: work captured on a side stream at a size's second pass, by numbers of rows (8 to 2048), and replayed.
 
 Where keys go, and what rows see, kernels read from a table in the device's memory, which each pass fills. So one
 recording serves all passes. Who comes while another pass is under way, and whatever cannot be recorded, runs as it

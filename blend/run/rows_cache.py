@@ -1,4 +1,4 @@
-"""One forward pass of a model over rows of one or several contexts: the cache object that the model sees.
+"""The cache object that a model sees in one pass: where fresh keys go, what rows see, at which layers it starts, ends.
 
 All state of a pass lives in its `RowsCache`; the model holds none, so passes of other requests may run in other
 threads, or inside this one between two of its layers.

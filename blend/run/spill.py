@@ -1,4 +1,4 @@
-"""Copies of contexts on the disk, in files without a name: they go with the process. Knows no prompt, no owner."""
+"""Copies of contexts on the disk, in files without a name: a tenth of the free space at most, checked when read."""
 
 import logging
 import shutil

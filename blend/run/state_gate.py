@@ -1,7 +1,7 @@
 # transformers types its caches loosely:
 # pyright: reportUnknownMemberType=false
-"""Finds the modules of a model that keep a state, and stands in front of each. Without an active cache the model is as
-it was.
+"""Wraps the modules that keep a recurrent state (linear attention): neighbours of equally many rows run as one batch,
+each behind its own state. Refuses a model whose states are not in transformers' cache.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Decoding steps, recorded whole: one call replays all layers of a step.
+"""Decoding steps captured whole as one CUDA graph for each number of rows: one call replays all layers of a step.
 
 Letters: `B` rows of a recording, `R` of a step, `V` vocabulary.
 """

@@ -1,4 +1,4 @@
-"""What rows of a pass may see: the model's own rule, asked for the positions that they really have."""
+"""What rows of a pass see: masks and sliding windows by the model's own rule; refuses a mask that the model makes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

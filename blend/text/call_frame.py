@@ -1,4 +1,4 @@
-"""Finds out how a chat template writes calls of tools, by having it render some. Knows no model by name.
+"""Finds out how a chat template writes tool calls, by having it render some; refuses one that knows none, or no JSON.
 
 A call is a frame with places for its name, its arguments and, in some templates, its id.
 """

@@ -1,4 +1,4 @@
-"""Stand-ins for users' texts in what a template renders, so that it never sees them. Knows no tokens and no messages.
+"""Stand-ins for users' texts while a template renders; refuses texts that it alters, and JSON that is nested too deep.
 
 A mark has characters that JSON escapes: so what a template renders tells how it writes the text in its place.
 """

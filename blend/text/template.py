@@ -1,4 +1,4 @@
-"""Turns chat messages into pieces of a prompt: the template's own text is trusted, every part of a message is not.
+"""Renders chat messages into trusted and untrusted pieces; refuses bad roles and options, templates that lose a text.
 
 The template never sees a user's text: it renders marks in their place, and the result is cut where they stand.
 """

@@ -1,4 +1,4 @@
-"""Turns text into token ids and back; no user's text becomes a control token. Knows no messages and no model.
+"""Text to token ids and back: which ids are control tokens; a user's text that would become one is cut, or refused.
 
 It uses two copies of the model's tokenizer. The trusted one is the model's own. The plain one, for users' text,
 matches no control token and prepends no space: a piece of a prompt follows other pieces, it does not begin a line.

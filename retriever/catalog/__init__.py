@@ -1,1 +1,1 @@
-"""The truth about documents, chunks, their metadata and vectors. One catalog belongs to one tenant."""
+"""The truth about documents, chunks, uploads, metadata and vectors, with search by words. One catalog per tenant."""

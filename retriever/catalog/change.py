@@ -1,4 +1,4 @@
-"""What can be changed in a catalog, inside one transaction. Begins and ends none."""
+"""Changes of a catalog: deletes documents and collections, keeps prefixes, embedders, vectors, source files, limits."""
 
 import json
 import time

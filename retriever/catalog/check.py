@@ -1,4 +1,4 @@
-"""Checks a catalog row by row: which documents must be put in again, and what else is wrong. Changes nothing."""
+"""Checks a catalog row by row, an older one brought up to date: which documents to put in again, what else is wrong."""
 
 import sqlite3
 from dataclasses import dataclass

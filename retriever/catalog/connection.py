@@ -1,4 +1,4 @@
-"""What the statements of this package run on. They are written for SQLite; another database's connection translates."""
+"""The interface of a catalog's connection: statements in SQLite's words, table of words, filter values, row numbers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias

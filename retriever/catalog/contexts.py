@@ -1,4 +1,4 @@
-"""The rows of contexts: where chunks stand, the fillers of collections, and chunks that have moved. Begins nothing."""
+"""Where chunks stand, the passages that a collection's are captured behind (fillers), and which to capture anew."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""BM25 over a catalog's table of words. The rarer words choose the candidates, all words rank them.
+"""BM25 over a catalog's words: an approximate score by the rarest words picks candidates, all words rank their texts.
 
 Words that stand nearly everywhere tell little and cost most. So passages are chosen by which of the rarest words they
 hold, as many words as `ROWS` allows, and the most promising are scored by all words, read from the text. Where that

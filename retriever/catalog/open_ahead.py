@@ -1,4 +1,4 @@
-"""A connection to an SQLite file that writes its log ahead, of which nothing is lost. Knows no tables.
+"""Opens SQLite with a write-ahead log (WAL) that is synced; refuses where the disk lacks room for the log's index.
 
 SQLite maps the index of a log into memory, and takes room for it page by page, by a byte each. Where the blocks of a
 file system are smaller than a page that leaves holes, and whoever writes into one through memory is killed where the

@@ -1,4 +1,4 @@
-"""Keeps in memory which passages words stand in, as their table says: enough to tell which are worth a closer look.
+"""Keeps in memory which passages words stand in, estimated counts, passages' lengths, and what filters let through.
 
 FTS5 needs a second for a question on a million passages, as it visits every row of every word. Rows are numbered for
 good and only grow, so what was read once needs its end added, and rows that are gone are found out when they are read.

@@ -1,4 +1,4 @@
-"""Rows of a catalog's tables as what they mean, and what its queries share."""
+"""Queries that a catalog's parts share; refuses bad document ids and metadata, leaves out damaged texts; digests."""
 
 import json
 import logging

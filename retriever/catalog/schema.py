@@ -1,4 +1,4 @@
-"""The tables of a catalog, and how an older catalog becomes a newer one. Knows no queries."""
+"""The tables of a catalog, and how an older one is migrated; refuses a newer one, and another program's database."""
 
 import sqlite3
 from collections.abc import Generator

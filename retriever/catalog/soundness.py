@@ -1,4 +1,4 @@
-"""Whether a version of a document is what was put in, and all that follows from it is right. Changes nothing."""
+"""Whether a document's version is sound: its digest, labels, filter values, texts and marks. Changes nothing."""
 
 from collections.abc import Sequence
 from typing import Final

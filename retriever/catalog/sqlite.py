@@ -1,4 +1,4 @@
-"""A catalog in one SQLite file: connections and transactions. What is read and changed in them stands elsewhere.
+"""A catalog in one SQLite file: its connections, transactions, unused ones closed, VACUUM where something was deleted.
 
 WAL: readers see one committed state and never wait for the writer. A change is on the disk when it returns.
 """

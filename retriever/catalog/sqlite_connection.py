@@ -1,4 +1,4 @@
-"""A connection to a catalog in SQLite, and what SQLite says is wrong with a file, as our errors with the remedy.
+"""A connection to a catalog in SQLite: the table of words (FTS5), waits for writers, errors with the remedy.
 
 The table of words is FTS5 without content, told at a delete what it held.
 """

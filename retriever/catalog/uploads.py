@@ -1,4 +1,4 @@
-"""How uploads come into a catalog and how they end, inside one transaction. Cuts nothing, serves nothing."""
+"""How uploads come into a catalog and end: accepted, expanded, superseded, cancelled; which jobs are forgotten."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How versions of documents come, serve and go, inside one transaction. Knows no uploads."""
+"""How versions of documents are staged, serve, are patched and removed, and how several removals become one."""
 
 import time
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What can be read of a catalog, inside one transaction. Changes nothing."""
+"""Reads one state of a catalog: documents, passages, words, vectors, marks, jobs and uploads. Changes nothing."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Finds the blocks of a text as Markdown has them, plain prose included. Knows no tokens and no budget.
+"""Finds the blocks of a text as Markdown has them, and how good for a cut each border is. Knows no tokens, no budget.
 
 Every pattern consumes what it has looked at and every row is visited once, so hostile texts take linear time.
 """

@@ -1,4 +1,4 @@
-"""Cuts a text into pieces that stay whole if they can, and tears those that cannot. Knows no tokens and no budget."""
+"""Cuts a text into sentences, knowing abbreviations, and solid blocks; tears too long ones into lines and words."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The contracts of embedders and rerankers, and their shared code. Knows no model, no network and no index.
+"""Interfaces of embedders and rerankers; refuses blank texts and zero vectors; batches, and a cache of queries.
 
 Vectors have unit length, so that a dot product is a cosine. A text that holds nothing but white space has no vector:
 it is an error that names its place, before anything is computed.

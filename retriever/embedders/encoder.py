@@ -1,7 +1,7 @@
 # transformers and sentence-transformers type what they load loosely:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Vectors from an encoder that sentence-transformers loads, used as its folder says. Knows no index and no catalog, and
-no other file of retriever knows tensors.
+"""Vectors from an encoder that sentence-transformers loads: device, prompts, window, batches, identity. Refuses missing
+weights and prompts with control tokens. No other file of retriever knows tensors.
 
 A text is never a control token: a document that spells `[SEP]` is tokenized as these five letters. A text longer than
 the model's window is cut off there.

@@ -1,5 +1,5 @@
-"""Embedders and rerankers behind HTTP: OpenAI's embeddings, and the rerank of Cohere, Jina and vLLM. Knows no tensors
-and no index. A key never appears in a text that leaves this file.
+"""Embedders and rerankers behind HTTP (OpenAI's embeddings; rerank of Cohere, Jina, vLLM): timeout, retries, batches,
+and which answers are refused. A key never appears in a text that leaves this file.
 
 What may pass is tried again, a bounded number of times: a lost connection, a timeout, 408, 425, 429 and 5xx. What is
 then still in the way is a temporary EmbeddingError; everything else that goes wrong is a lasting one, at once.

@@ -1,4 +1,4 @@
-"""A tenant's catalog as one schema of a PostgreSQL database. What is read and changed in it is `retriever.catalog`'s.
+"""A tenant's catalog as one PostgreSQL schema: isolation of views and changes, notices of changes, when rewritten.
 
 A schema for each tenant: within a transaction its tables alone have names, so no statement needs a condition that could
 be forgotten, and what SQLite runs, PostgreSQL runs too.

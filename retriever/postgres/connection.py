@@ -1,5 +1,5 @@
-"""A connection to PostgreSQL, with the catalog's statements translated. Words are lexemes behind a GIN index, without
-positions.
+"""A connection to PostgreSQL, with the catalog's statements translated; it is cut where no answer comes in time. Words
+are lexemes behind a GIN index, without positions.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Connections to one PostgreSQL database, and transactions on them. Knows no tables.
+"""Connections to one PostgreSQL database: pool, timeouts, transactions, fences, oldest version. Errors name no server.
 
 Nothing waits for ever: a connection that does not come, and a statement that is not answered, end as a CatalogError. It
 names neither the server nor the user, as whoever asked may be told of it.

@@ -1,4 +1,4 @@
-"""The catalog's statements, which are written for SQLite, as PostgreSQL reads them. Runs nothing.
+"""SQLite's statements and tables as PostgreSQL reads them, and filter values as bytes in SQLite's order. Runs nothing.
 
 Both read the same SQL but for a few words. What is replaced here is replaced to the letter; whatever is not named goes
 through as it is, and the contract tests, which both databases pass, tell whether that is right.

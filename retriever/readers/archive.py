@@ -1,4 +1,4 @@
-"""The zip files that office programs and books are, opened within what a file may have. Runs in a parser's process."""
+"""Opens the zip that an office file or book is; refuses passwords, older formats, too many parts, too much unpacked."""
 
 import io
 from xml.etree import ElementTree

@@ -1,4 +1,4 @@
-"""Bytes become text: byte order mark, declaration, UTF-8, or a confident guess. Knows no file format."""
+"""Bytes become text: byte order mark, declared character set, UTF-8 or a confident guess; refuses binary files."""
 
 import codecs
 

@@ -1,4 +1,4 @@
-"""The entry point: reads files and folders of any known format. Raises nothing, and knows no parser."""
+"""The entry point: which reader a suffix has, what is skipped in folders, what is too large. Raises nothing."""
 
 import stat
 from collections.abc import Callable, Iterable, Iterator

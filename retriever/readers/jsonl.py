@@ -1,4 +1,4 @@
-"""JSON documents, one per line or in one list: each is judged alone. Knows the form of a document, and no chunking."""
+"""JSON documents, one per line or in a list: their keys, limits of size, depth and number. Each is judged alone."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator

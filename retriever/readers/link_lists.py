@@ -1,4 +1,4 @@
-"""Finds what of a Markdown text leads elsewhere and says nothing itself: runs of blocks that are links alone.
+"""Takes what leads elsewhere out of Markdown: three links in a row or more that stand alone. Tells a licence's comment.
 
 Prose is never among them: whatever holds a word outside of links stays, and so do few links and long ones.
 """

@@ -1,4 +1,4 @@
-"""Markdown: verbatim but for what leads elsewhere, and front matter, which becomes metadata. Knows little of YAML.
+"""Markdown and MDX: title, front matter as metadata; lists of links, licences and a page's code are left out.
 
 MDX is Markdown with components: what is code of the page goes, what is for readers stays. Nothing is rendered.
 """

@@ -1,4 +1,4 @@
-"""Tables of separated values inside a child process: a line each row, with its header. Knows no file."""
+"""Tables of separated values inside a child process: which sign separates, a line each row with its header."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Books in EPUB to Markdown inside a child process, chapter by chapter. Knows no file."""
+"""Books in EPUB to Markdown inside a child process, chapter by chapter; refuses DRM. Knows no file."""
 
 from collections.abc import Iterator
 from posixpath import dirname, join, normpath

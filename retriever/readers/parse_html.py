@@ -1,4 +1,4 @@
-"""HTML to Markdown inside a child process. Knows no file."""
+"""HTML to Markdown inside a child process: navigation, scripts, pictures and lists of links are left out."""
 
 import re
 

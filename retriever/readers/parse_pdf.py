@@ -1,4 +1,4 @@
-"""PDF to the texts of its pages inside a child process. Knows no file."""
+"""PDF to the texts of its pages inside a child process; tells passwords, broken pages, and pages without text."""
 
 import io
 import struct

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportArgumentType=false
-"""reStructuredText to Markdown inside a child process: docutils makes HTML of it. Knows no file."""
+"""reStructuredText to Markdown inside a child process, by docutils; what only Sphinx knows keeps its words."""
 
 import re
 from collections import defaultdict

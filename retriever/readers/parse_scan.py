@@ -1,4 +1,4 @@
-"""PDF to the texts of pages that are pictures, inside a child process, by the models that the extra `ocr` brings along.
+"""PDF pages that are pictures to text (OCR, extra `ocr`) inside a child process: resolution, limits of time.
 
 A page takes seconds, so what is not reached in most of a parser's time is told, and what was reached is kept.
 """

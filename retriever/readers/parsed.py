@@ -1,4 +1,4 @@
-"""What isolated parsers find becomes drafts: with pages, or without. Knows no format; a parser is a module's name."""
+"""What isolated parsers find becomes one draft: its title, author and pages; no text is a problem. Knows no format."""
 
 from pathlib import PurePath
 

@@ -1,4 +1,4 @@
-"""The result of reading a file: drafts, and what could not be read. Knows no format."""
+"""The result of reading a file: drafts and problems; the largest file; refuses a text that is blank or has a NUL."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The inside of an isolated parser: a worker that parses one content after another. Knows no format.
+"""The inside of an isolated parser: sets limits of memory and time, refuses network and programs, words its failure.
 
 A `ParserRequest` precedes each content. Its limits end the worker, and so does the end of the parent process.
 """

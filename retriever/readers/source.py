@@ -1,4 +1,4 @@
-"""Source code to Markdown: a heading and a fence for each definition, so that texts are cut between them. Runs nothing.
+"""Source code to Markdown: a heading and a fence for each definition, languages by suffix; refuses generated files.
 
 What defines something is told by its first line, as editors fold by: a word such as `class` or `fn` before a name, or,
 in languages of C's kind, a name before brackets and a brace. What is not recognised stays where it stands.

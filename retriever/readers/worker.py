@@ -1,4 +1,4 @@
-"""Runs a parser that may hang, crash or take too much memory in another process. Knows its limits, and no format.
+"""Runs parsers in processes that are kept for the next file: limits of memory and time, and how one that died is told.
 
 A parser is a module with a `parse` that makes `Findings` of a content. A worker is a process that parses one content
 after another, and says what it found in one JSON message. One that dies is an `UnreadableFile` that names the limit,

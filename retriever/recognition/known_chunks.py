@@ -1,4 +1,4 @@
-"""Finds the text of known chunks wherever it stands in a prompt. Knows marks, rows, and the texts it is given.
+"""Finds known chunks' texts in a prompt: the longest first, none that overlap, and after how much work it stops.
 
 A chunk is known by its text without outer white space. Of all places where such a text stands whose row is allowed,
 the longest in UTF-8 bytes is taken first, of equally long ones the leftmost; a place that overlaps one taken before is

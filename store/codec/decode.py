@@ -1,4 +1,4 @@
-"""Blobs to rows of what lies in their frames, and to plain records. Takes frames from readers and knows no medium."""
+"""Unpacks frames (zstd, older formats) into rows and records; a head that claims too many parts or bytes is corrupt."""
 
 import threading
 from collections.abc import Sequence

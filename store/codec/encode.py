@@ -1,4 +1,4 @@
-"""Records to blobs. The codec is named by the key, the terms by the caller; no medium is known here."""
+"""Packs records into blobs: how layers are cut into frames, zstd; refuses NaN, infinity, and a frame too large."""
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence

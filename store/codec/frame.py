@@ -1,4 +1,4 @@
-"""What lies inside a frame, behind zstd: layer by layer the keys, then the values, of all tokens of the frame.
+"""The layouts inside a frame (lossless, quantized, trellis): sizes, what they write, which tokens share a key's step.
 
 quantized   steps | middles, of keys alone | codes (H, D, P), span by span
 lossless    the bytes of (H, D, T) as planes, first byte of every number first: exponents compress, mantissas do not

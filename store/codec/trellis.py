@@ -1,4 +1,4 @@
-"""Codes of which each stands for every other level alone, and those before it tell for which: trellis coding.
+"""Trellis coding: finds the codes of least squared error, each for every other level, which those before it tell.
 
 A channel's tokens are one path through four states (Ungerboeck's code of rate 1/2). In half of them codes stand for the
 even levels, in the others for the odd ones, and a code's lowest bit leads on. So a code costs as much as one of steps

@@ -1,4 +1,4 @@
-"""How the last user left an LMDB folder, and what happens to a damaged one. The caller holds the folder's lock.
+"""How the last user left an LMDB folder, by a mark; whether it is damaged, tried in a child process, then moved aside.
 
 The lock file holds a mark. It is empty in a folder of an older release, which wrote out what its memory held.
 """

@@ -1,4 +1,4 @@
-"""One LMDB environment per path and process: transactions, growth of the map, compaction. Knows no blobs.
+"""One LMDB environment per path and process: folder lock, transactions, map growth, compaction, errors with remedies.
 
 The map is reserved sparse: the file is only as large as what was written. A map that another process grew is adopted.
 Every process holds a shared lock on the folder while it has the environment open; compaction needs it alone.

@@ -1,4 +1,4 @@
-"""Blobs in one LMDB folder, shared by the threads and processes of one machine. Durable when `put` returns."""
+"""Blobs in one LMDB folder that processes share: durable puts, eviction and retries when the map is full, deletions."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Walks the pages of an LMDB file by its format alone, as LMDB itself may crash on damaged ones.
+"""Walks the pages of an LMDB file (headers, trees, free lists) by its format alone, and says which are damaged.
 
 page      number u64 | zero u16 | flags u16 | where the list of nodes ends, and where nodes begin, u16 each | the list
 node      length of the value u32, or in a branch the page below u48 | flags u16, in a leaf | bytes of the key u16 | key

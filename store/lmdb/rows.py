@@ -1,4 +1,4 @@
-"""How blobs are laid out in LMDB: the databases, their keys, and operations inside one transaction. No policy.
+"""LMDB's tables of blobs, totals, deletions, graves and quarantine, inside one transaction; which blob is dead.
 
 heads        key -> preamble and head of the blob
 frames       key \\0 frame number u16 -> one frame

@@ -1,4 +1,4 @@
-"""The ledger of an LMDB tier that several processes write. Follows the file by its transaction numbers."""
+"""What an LMDB tier with a budget holds and evicts; read anew where transaction numbers show that another wrote."""
 
 import threading
 

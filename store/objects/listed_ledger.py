@@ -1,4 +1,4 @@
-"""The contents of an object store with a budget, by periodic listings. Never exact: other machines write too."""
+"""What an object store with a budget holds and evicts, listed anew after five minutes. Never exact: others write."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Reads one blob from object storage in at most four requests, and hands its frames out as they arrive.
+"""Reads one blob from object storage in at most four requests, ahead of its use within a tenant's share of memory.
 
 Memory for what is read ahead is bounded in all, with a fair share for each tenant.
 """

@@ -1,4 +1,4 @@
-"""The calls that an object store needs, with typed errors and the retries that the client lacks. Knows no blobs."""
+"""Calls to object storage: uploads in parts, deletes, retries that the client lacks (three attempts), typed errors."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Blobs in object storage: S3, GCS, Azure, or a folder. Shared by machines; durable when `put` returns.
+"""Blobs in S3, GCS, Azure or a folder, shared by machines: durable puts, pins, eviction, deletions with unique numbers.
 
 blobs/<key>            the blob
 fills/<key>            empty: the blob is a fill at query time and may be evicted

@@ -1,4 +1,4 @@
-"""An evictor that measures whether past uses predict coming ones, by the hits of two small simulated tiers."""
+"""An evictor that ranks by the last use alone (LRU) while that saves clearly more, by two small simulated tiers."""
 
 import math
 from collections.abc import Hashable

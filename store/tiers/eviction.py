@@ -1,4 +1,4 @@
-"""Chooses what a budgeted tier evicts. Knows keys, sizes, costs and the order of uses; no blob, no tier.
+"""Ranks the keys of a tier for eviction, by cost, bytes, and how often and how lately each was used. No blob, no tier.
 
 The worth of a key is the cost it saves per byte and per use of the tier. Its rate of use is estimated from
 how often and how regularly it was used, in this stay and in earlier ones:

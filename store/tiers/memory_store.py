@@ -1,4 +1,4 @@
-"""Blobs in RAM, lost with the process: as a store of its own, and as the top of a tiered one."""
+"""Blobs in RAM, lost with the process: a store of its own, or the top of a tiered one, with layers unpacked there."""
 
 import threading
 import time

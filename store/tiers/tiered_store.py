@@ -1,4 +1,4 @@
-"""Several stores as one: small and near first, the lowest last. The lowest is authoritative, the others cache it.
+"""Several stores as one, the lowest with the truth: copies upwards, fallback where one is bad, others' deletions.
 
 A hit below the top is copied upwards in the background, so that the next one is nearer. Concurrent misses above share
 one read below. A frame that does not verify in a cache is read from the tier below, and the cache discards the blob.
