@@ -1,4 +1,4 @@
-"""All interfaces over one core, as one application."""
+"""REST and OpenAI's interface over one core, as one application, with telemetry around it."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The command `kvweave`: its commands gathered, and what goes wrong as one line. Loads neither torch nor a server."""
+"""The command `kvweave`: its commands in groups, exit codes, failures as one line. Loads neither torch nor a server."""
 
 import sys
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What can go wrong between a request and its answer: the kinds, and one table of how each is told.
+"""What can go wrong between a request and its answer: the kinds, and each one's HTTP status, title, code and retry.
 
 REST, OpenAI's interface and the command line render it. Knows no request and no form of an answer.
 """

@@ -1,4 +1,4 @@
-"""All settings, from the environment and one optional TOML file. The only module that reads the environment."""
+"""All settings with defaults and bounds, from arguments, the environment (KVWEAVE_) and one optional TOML file."""
 
 import os
 import re

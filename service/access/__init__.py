@@ -1,1 +1,1 @@
-"""Who asks, and how much at once: principals, spelling of keys, rates, places, domains. Knows no database, no HTTP."""
+"""Who asks, and how much at once: principals, keys, rates, places, domains, CPU time; files for their owner alone."""

@@ -1,4 +1,4 @@
-"""Visibility domains: what of a document the filters of its tenant's keys can tell apart.
+"""Visibility domains, within which caches are shared: a digest of the metadata that filters of a tenant's keys name.
 
 Two documents of one domain are seen by the same keys. So a cache that is kept by domain tells nobody, by the time that
 its absence takes, of a document that they do not see.

@@ -1,4 +1,4 @@
-"""A link that lets its first visitor in, and for a while alone. Knows no key and no address."""
+"""The token of the console's link: good once and for ten minutes, replaced by the next. Knows no key and no address."""
 
 import hmac
 import secrets

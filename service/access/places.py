@@ -1,4 +1,4 @@
-"""How many requests run at once, and whose: nobody can take the places of all. Knows no HTTP and no database.
+"""How many requests, event streams, scrapes and fetches run at once, by key, tenant and address; the rest get a 429.
 
 A place is held from before a request's body is read until its response has ended: whoever sends or reads slowly takes
 places of his own share alone.

@@ -1,4 +1,4 @@
-"""Who asks: a key's tenant, its role, what it may see, and how both are spelled. Knows no database and no HTTP."""
+"""Who asks: a key's tenant, role and filter, who is an operator; how keys and tenants are spelled, made, digested."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Folders and files that only their owner may read. Knows not what stands in them."""
+"""Folders and files that only their owner may read, written whole and synced; refuses a folder that others need."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""How often a key may ask. Knows no HTTP, and no clock that is set."""
+"""How often a key may ask in any 60 seconds, counted in memory or elsewhere; a refusal says how long to wait."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""A request for an answer, in one form for all interfaces. Knows no HTTP and no model."""
+"""A request for an answer, in one form for all interfaces: turns, search, sampling, tools, session, deadline."""
 
 import json
 import time

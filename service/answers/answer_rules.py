@@ -1,4 +1,4 @@
-"""What an answer has to obey, compiled in its tenant's turn, and how its calls of tools are read. Runs no model."""
+"""Compiles the JSON schema or tools that an answer obeys: two threads, 16 a tenant at once; reads calls of tools."""
 
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Chooses the blending of a request: a function of what the request's log line holds, so that it can be replayed."""
+"""Chooses whether a prompt is read whole, behind an exact prefix or blended: by the switch, expected times, trials."""
 
 from dataclasses import dataclass, replace
 

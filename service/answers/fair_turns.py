@@ -1,4 +1,4 @@
-"""Fair shares of scarce resources: threads among owners, memory among tenants, processors among threads."""
+"""Shares out what is scarce: threads in turn among owners, 256 MiB for JSON schemas a tenant, priorities (nice)."""
 
 import asyncio
 import os

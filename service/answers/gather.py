@@ -1,4 +1,4 @@
-"""Finds the passages of a prompt and puts them in their places. Runs no model."""
+"""Finds a prompt's passages (named, searched, recognised) and its system prompt; tells or refuses an empty find."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The one pipeline: retrieve, fetch, fuse, decode, as a stream of events. Every interface renders this stream.
+"""The one pipeline as a stream of events: retrieve, fetch, fuse, decode; its limit, threads, timings, cancelling.
 
 Each request is a task of its own: while one is looked up and fetched, others are computed.
 """

@@ -1,4 +1,4 @@
-"""Turns gathered passages into the engine's plan: tokens, records, passages left out. Decides no policy."""
+"""Fits passages into the model's window, lowest scores left out: the engine's plan, its records, an answer's report."""
 
 from bisect import bisect_left
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Estimates what a prompt costs on this machine, each way, and how long its records are worth waiting for."""
+"""Estimates what a prompt costs each way and how long its blobs are waited for; learns from what each prompt took."""
 
 import asyncio
 from collections import defaultdict

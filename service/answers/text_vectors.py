@@ -1,4 +1,4 @@
-"""Vectors of texts that come with a request, by the embedder that search has. Stores nothing and knows no interface."""
+"""Embeds texts of a request in batches, each tenant's in turn; refuses where no embedder is there. Stores nothing."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass

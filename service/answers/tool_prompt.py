@@ -1,4 +1,4 @@
-"""A chat with tools in vLLM's form: messages, for its own template and its own parser. Knows no HTTP.
+"""A chat with tools as messages for vLLM, which renders it: leaves out or refuses texts that hold control tokens.
 
 vLLM matches control tokens in what it renders. So no text that holds one is passed to it: a passage that a search
 found is left out, any other text refuses the request.

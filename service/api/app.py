@@ -1,4 +1,4 @@
-"""The application: routes, errors, limits and the lifetime of the core. Builds no core."""
+"""The application: routes, the order of middlewares, statuses in OpenAPI, the lifetime of the core. Builds no core."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager

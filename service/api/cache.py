@@ -1,4 +1,4 @@
-"""The cache over HTTP: what is stored of chunks, and wishes to have it near, kept, or gone."""
+"""The cache over HTTP: what is stored of chunks, and wishes to have it near, kept or gone (prefetch, pin, evict)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Who calls, and what of the tenant's documents lies open to them: all, or what their key's filter lets through."""
+"""Who calls: which documents and jobs their key's filter lets them see and write, and the ids these are kept under."""
 
 import json
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Collections over HTTP: their rules, and their end."""
+"""Collections over HTTP: made, listed, shown, deleted; their rules with defaults and limits, and their fillers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

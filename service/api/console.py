@@ -1,4 +1,4 @@
-"""The console page and the files that it loads: static, the same for everybody, and open without a key.
+"""The console page and its static files, open to all, with security headers (CSP); a link traded for the admin key.
 
 Its one request of its own is for a key, in exchange for the token of a link that the service printed where it runs.
 """

@@ -1,4 +1,4 @@
-"""The API's reference as a page to try it on. Everything that it loads comes from here: no other host is asked."""
+"""The page /docs: Swagger UI over the API's reference, with its security headers (CSP). Asks no other host."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Documents over HTTP: put in, replaced, patched, listed, deleted."""
+"""Documents over HTTP: listed, shown, replaced, patched, deleted, and their chunks with what is stored of each."""
 
 from dataclasses import replace
 from typing import Annotated, cast

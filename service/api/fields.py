@@ -1,4 +1,4 @@
-"""The kinds of values that several requests share, with the limits that their schemas state."""
+"""Types of fields that several requests share, with their limits: ids, names, texts, metadata, filters, sampling."""
 
 import json
 from typing import Annotated, ClassVar, Self, TypeVar, cast

@@ -1,4 +1,4 @@
-"""Who asks: the key of a request, its role and its rate, decided before the body is read. Knows no endpoint."""
+"""A request's key, role and rate, checked before its body; strict JSON within limits; localhost alone without keys."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Prompts that are in place, over HTTP: asked for by clients of vLLM, fetched by vLLM, layer by layer."""
+"""Prompts that are in place, over HTTP: POST /v1/fuse puts one in place, vLLM fetches it layer by layer."""
 
 import asyncio
 import secrets

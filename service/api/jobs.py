@@ -1,4 +1,4 @@
-"""Jobs over HTTP: how far what was put in has come, as a page and as a stream, and their end."""
+"""Jobs over HTTP: listed, shown with their uploads, followed as events, cancelled; a job's status by its uploads."""
 
 from collections.abc import AsyncGenerator
 from typing import Annotated, Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""Limits on every request: the size of its head, the size and pace of its body as it streams in, its turn and place."""
+"""Limits on every request: size of head, size and pace of body, turn, place; no answer while a replica has no lease."""
 
 import asyncio
 import re

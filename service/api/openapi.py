@@ -1,4 +1,4 @@
-"""The description of the interface: what routes cannot say of themselves is added here. Routes no request."""
+"""The OpenAPI document: what routes cannot say of themselves, such as filters, streams, uploads and links."""
 
 from collections.abc import Mapping
 from typing import Final, cast

@@ -1,4 +1,4 @@
-"""Failures as HTTP answers: which status, which sentence, and problem+json. Knows no route, and tells no internals."""
+"""Failures as HTTP answers (problem+json): faulty fields, what was meant, Retry-After, 404, 405. Tells no internals."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A question over HTTP: one answer in JSON, or its events as they happen. Both render the pipeline's one stream."""
+"""POST /v1/query: one answer in JSON, or its events as they happen (SSE); and the end of a session on all replicas."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A question in JSON, alone or as a chat, and what the pipeline is asked by it."""
+"""A question in JSON, alone or as a chat: its fields, limits and defaults, and what the pipeline is asked by it."""
 
 import secrets
 from typing import TYPE_CHECKING, Annotated, Literal

@@ -1,4 +1,4 @@
-"""What an answer rests on and what it took, as all interfaces tell it."""
+"""Sources, usage and timings (Server-Timing) in JSON, as all interfaces tell them; bodies filled by fields' names."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""All routes of the REST interface, as one table, and how names stand in their paths."""
+"""All REST routes as one table: method, path, handler, role, statuses; a name with slashes as one segment of a path."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Search and reranking over HTTP."""
+"""POST /v1/search, passages that fit a query; POST /v1/rerank, texts or chunks ordered by how well they answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What those who run the service ask: its health, what it holds and saved, and the switch for all."""
+"""What those who run the service ask: health, readiness, stats, metrics for Prometheus, and the switch of blending."""
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync

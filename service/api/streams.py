@@ -1,4 +1,4 @@
-"""Server-sent events, an answer's in whichever form an interface has, and work that stops when its client leaves."""
+"""Server-sent events: a ping after 15 s of silence, errors in mid-stream; cancels work whose client has left."""
 
 import asyncio
 import logging

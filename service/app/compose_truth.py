@@ -1,4 +1,4 @@
-"""Chooses where keys and catalogs are kept. Loads no model, so that commands on keys are quick."""
+"""Chooses where keys and catalogs are kept, a folder or PostgreSQL. Loads no model, so commands on keys are quick."""
 
 from service.settings import Settings, SettingsError
 from service.truth.folder_truth import FolderTruth

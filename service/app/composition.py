@@ -1,4 +1,4 @@
-"""The composition root: the one place that chooses concrete classes."""
+"""The composition root chooses concrete classes: store, model, engine and limits, embedder, reranker, vLLM, tracer."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A running service: what it is made of, from its first moment to its last. Names no concrete class of store or model.
+"""A running service: opened, its model loaded in a thread, ready or why not, closed. Names no class of store or model.
 
 What is quick to open is open at once; the model loads behind, and until it is there everything else is Unavailable.
 """

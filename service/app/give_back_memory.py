@@ -1,4 +1,4 @@
-"""Memory that the process has and does not use: the allocator keeps it until it is told to give it back."""
+"""Has glibc keep freed memory (mallopt), and gives it back in calm moments (malloc_trim), looked for every 4 s."""
 
 import ctypes
 import gc

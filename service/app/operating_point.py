@@ -1,4 +1,4 @@
-"""Operating points: what they are, where the one that was chosen for a model is kept, and when it is taken."""
+"""Operating points (policy, ratio, codec): the file of the one chosen for a model, and when settings go before it."""
 
 import tomllib
 from dataclasses import dataclass

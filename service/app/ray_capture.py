@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Chunks captured by actors on the nodes of a Ray cluster; their blobs go from there to the store. Knows no documents.
+"""Chunks captured by actors of a Ray cluster: how many, CPUs or GPUs each; lost ones replaced, other models refused.
 
 Ray finds its cluster by RAY_ADDRESS, or the one that runs on this machine; it begins none, for that would listen on all
 interfaces. What a lost node had taken is computed elsewhere.

@@ -1,4 +1,4 @@
-"""All that a run over a corpus needs, open while it runs. Starts no service."""
+"""Opens catalog, store and model for a run over a corpus; refuses another chunk size than the collection's."""
 
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""The model that comes with kvweave: its tokenizer, its training, its checkpoint. See README.md in this folder."""
+"""The model that comes with kvweave: where its checkpoint and operating point lie. See README.md in this folder."""
 
 from pathlib import Path
 

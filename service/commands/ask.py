@@ -1,4 +1,4 @@
-"""The commands `kvweave ask` and `kvweave search`: a running service asked over HTTP, as any other client would."""
+"""The commands `kvweave ask` and `search`: a service asked over HTTP; its address, key and timeout; what is printed."""
 
 import json
 from collections.abc import Generator, Iterator

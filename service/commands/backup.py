@@ -1,4 +1,4 @@
-"""The commands `kvweave backup`, `restore` and `migrate`: options in, a sentence or JSON out."""
+"""The commands `kvweave backup`, `restore` and `migrate`: a sentence or JSON out. No backups of PostgreSQL."""
 
 import json
 from contextlib import ExitStack, closing

@@ -1,4 +1,4 @@
-"""The commands `kvweave config` and `kvweave doctor`: settings in force, models that run, and whether all is ready."""
+"""The commands `kvweave config` (settings in force, no secrets) and `doctor` (checks before a start, models served)."""
 
 import json
 import os

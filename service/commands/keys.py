@@ -1,4 +1,4 @@
-"""The commands `kvweave keys`: options in, a table or JSON out. Works on the file, whether a service runs or not."""
+"""The commands `kvweave keys`: create, list, revoke, quota; a table or JSON out, whether a service runs or not."""
 
 import json
 from collections.abc import Generator

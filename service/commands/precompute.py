@@ -1,4 +1,4 @@
-"""The command `kvweave precompute`: options in; a bar, lines or JSON events out. Works on nothing itself."""
+"""The command `kvweave precompute`: options and which exclude others, --prune, --dry-run; a bar, lines or JSON out."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The command `kvweave serve`: a core, the application over it, and a server around both."""
+"""The command `kvweave serve`: binds, greets, stops; loopback alone without keys; uvicorn, gc and threads set up."""
 
 import gc
 import logging

@@ -1,4 +1,4 @@
-"""The commands `kvweave stats`, `verify` and `gc`: what a store holds, checked and tidied. Need no model."""
+"""The commands `kvweave stats`, `verify` (catalogs too) and `gc`: a store counted, checked, tidied. Need no model."""
 
 import json
 from collections.abc import Iterator

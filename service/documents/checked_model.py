@@ -1,4 +1,4 @@
-"""Whether what is stored is still what the model computes: another version of a library may compute something else.
+"""Compares a stored record of each tenant with what the model computes; where they differ, retires the fingerprint.
 
 A fingerprint names what should decide a record. Here one record is computed again and compared, before any is used.
 """

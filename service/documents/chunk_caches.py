@@ -1,4 +1,4 @@
-"""The stored keys and values of one tenant's chunks: which are there, which are not and why. Computes none."""
+"""A tenant's stored chunks: opened, or why not (miss reason); prefetched, pinned, evicted, cleared. Computes none."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which context each chunk of a tenant is captured in: told by names, without reading texts. Computes nothing.
+"""Which context each chunk of a tenant is captured in: its filler and the chunk before it, named by digests.
 
 A text may stand in several places of one collection and domain. It has one record, in the context of the place whose
 document's id comes first: that is the same whatever the order in which documents came.

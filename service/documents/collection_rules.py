@@ -1,4 +1,4 @@
-"""How a collection's documents are cut and captured, as its catalog keeps it, and for whom there is a collection."""
+"""A collection's rules (chunk tokens, system prompt, context, search, floor, on_empty), and which keys see it."""
 
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""What the arguments of a run name: the files that are there, and the remembered ones that are gone. Reads none."""
+"""Which files a run's arguments name, and which known ones are gone; refuses to prune all that a place had."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The threads that work on all tenants' uploads, and fill what queries found missing.
+"""The threads that work on uploads, fill missing chunks and tidy; refuses uploads beyond a quota, or if too much waits.
 
 A tenant waits for no other but where they all need the model: there the engine shares out turns by weight.
 """

@@ -1,4 +1,4 @@
-"""Uploads from their bytes to documents that serve with all their caches. Each step may be done again."""
+"""Uploads, small ones (32 KiB) together, from bytes to documents that serve with their caches. Steps may be redone."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Works through a corpus: what comes next is read and cut while chunks are computed. Prints nothing."""
+"""Works through a corpus: reads ahead, computes what is missing, by need within a budget, makes it serve, prunes."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""A tenant's documents, their caches and the model of these: what is worked in. Knows no requests and no jobs."""
+"""A tenant's documents and caches changed together: served, deleted, swept, recaptured; every tenant opened once."""
 
 import logging
 import time

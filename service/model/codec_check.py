@@ -1,4 +1,4 @@
-"""Checks that a codec suits a model: one record is packed and compared before any is stored."""
+"""Refuses a codec that loses too much of a model's numbers, or names a layer that it lacks, by packing one record."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Answers that obey a JSON schema: forbids every token that would break it. Knows no request and no model."""
+"""Forbids every token that would break a JSON schema or a tool's call, or begin a call where none may be made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Changes the likelihood of tokens, as OpenAI defines it. Knows no grammar and no interface."""
+"""Changes the likelihood of tokens: frequency and presence penalties, logit_bias; rules that vLLM alone obeys."""
 
 from collections.abc import Mapping, Sequence
 

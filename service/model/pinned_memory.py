@@ -1,7 +1,7 @@
 # torch's binding of CUDA has no types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportOptionalMemberAccess=false
-"""Pinned host memory, which a GPU reads in place, without a copy."""
+"""Pinned host memory, which a GPU reads in place, without a copy; ordinary memory where the driver pins no more."""
 
 import logging
 from mmap import PAGESIZE, mmap

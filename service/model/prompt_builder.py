@@ -1,4 +1,4 @@
-"""Lays out prompts: turns of a chat, passages, questions. Knows templates, no caches and no search.
+"""Lays out prompts as token ids: turns, passages and their gaps, the system prompts; refuses texts beyond the window.
 
 A prompt is laid out of turns, a turn of parts. What stands before the first passage is the prefix, what stands behind
 the last one is the suffix. Of a question the order is fixed: the template's head, the passages with a gap behind each,

@@ -1,4 +1,4 @@
-"""OpenAI's completions, of chats and of texts, over the same pipeline as everything else. Knows no model."""
+"""Handlers of /v1/chat/completions and /v1/completions: the pipeline asked, its answers whole or as a stream."""
 
 import secrets
 import time

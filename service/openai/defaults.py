@@ -1,4 +1,4 @@
-"""Turns OpenAI's body into what the pipeline is asked. Knows no HTTP and no answer."""
+"""Turns a chat's body into what the pipeline is asked, by defaults; refuses what does not go together."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings, which are those that search has of passages. Knows no prompt."""
+"""POST /v1/embeddings: checks of texts (2,048 at most), model and dimensions; vectors as search has of passages."""
 
 import base64
 import json

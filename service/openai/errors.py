@@ -1,4 +1,4 @@
-"""Failures as OpenAI's clients expect them. Knows no route, and tells no more than problem+json would."""
+"""Failures in OpenAI's form: 422 as 400, type, param, code, OpenAI's sentences; routes whose failures have it."""
 
 import re
 from collections.abc import Mapping, Sequence

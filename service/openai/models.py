@@ -1,4 +1,4 @@
-"""The one model as OpenAI's clients ask for it, by any of its names."""
+"""GET /v1/models: the one model, its window and how it searches, by any of its names; another name is not found."""
 
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote

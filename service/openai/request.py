@@ -1,4 +1,4 @@
-"""The body of a chat completion as OpenAI has it, and kvweave's fields beside. Knows no answer.
+"""The body of a chat completion as OpenAI has it, with kvweave's fields: limits, defaults, what is ignored or refused.
 
 What cannot change an answer is taken and ignored; what would be missed in it is refused with the reason.
 """

@@ -1,4 +1,4 @@
-"""OpenAI's older completions: texts that are gone on with as they are. Knows no pipeline."""
+"""The body of /v1/completions and its answers: raw texts gone on with, echo, older logprobs, what is refused."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

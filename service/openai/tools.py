@@ -1,4 +1,4 @@
-"""Tools, and messages that call them, as OpenAI has them. Knows no answer."""
+"""Tools, calls and tool_choice as OpenAI has them: functions alone, 128 at most, how they are named."""
 
 from typing import Annotated, Final, Literal, cast, get_args
 

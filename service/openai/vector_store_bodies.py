@@ -1,4 +1,4 @@
-"""What OpenAI's clients send and read of vector stores, of their files, and of searches in them. Types alone."""
+"""Bodies of vector stores and of searches in them: filters turned into ours, chunking, what is refused. Types alone."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self

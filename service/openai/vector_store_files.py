@@ -1,4 +1,4 @@
-"""The files of vector stores as OpenAI's clients put them in, list, change and take them out: documents."""
+"""The files of vector stores, alone or in batches (jobs), as OpenAI's clients put them in, list, change, take out."""
 
 from typing import Annotated, Final
 

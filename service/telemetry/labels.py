@@ -1,4 +1,4 @@
-"""Folds label values into small, bounded sets. Knows the words, and counts nothing."""
+"""Folds values of metrics' labels (statuses, stages, refusals) into bounded sets, all others into `other`."""
 
 from collections.abc import Callable
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Gives each request an id, and logs it when its response has ended. Reads no body, and buffers none."""
+"""Gives each request an id, and a log line, metrics and a span when its response has ended. Reads no body."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Tenants, keys, quotas and the operator's switch. Knows no HTTP, no documents and no settings.
+"""Keys made, revoked and identified, quotas, the switch of blending, fingerprints; refuses bad filters and limits.
 
 Several processes may have the database open. What one of them changes, a revocation above all, binds the others at
 once: whatever is kept in memory is dropped as soon as the database's version says that somebody wrote.

@@ -1,4 +1,4 @@
-"""The services that have one truth together: what each of them needs of the others. Knows no database."""
+"""The replicas that have one truth together: leases, claims on uploads, deletions passed on. Knows no database."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""One prompt that is computed here, as whoever goes on with it gets it. Knows no HTTP and nobody who asks."""
+"""One prompt computed here for vLLM: its ids, and layers in shared memory as they become final. Knows no HTTP."""
 
 import hashlib
 import struct

@@ -1,4 +1,4 @@
-"""All prompts that wait to be fetched: under random handles, for a while, within a bound of memory. Knows no HTTP."""
+"""All prompts that wait to be fetched: handles, leases (60 s), a bound of memory, who may read, salts of caches."""
 
 import hmac
 import logging

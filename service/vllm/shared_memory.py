@@ -1,4 +1,4 @@
-"""Memory that another process of the same user maps under a name that it was told. Knows not what lies in it."""
+"""Memory in /dev/shm that another process of the same user maps by its name; private memory where there is no room."""
 
 import fcntl
 import mmap

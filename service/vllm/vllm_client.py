@@ -1,4 +1,4 @@
-"""vLLM's HTTP interface, as far as it is asked here. Knows no engine and no prompt but its ids."""
+"""The HTTP client of vLLM: timeouts (5 s, 120 s), bodies, streams; a refusal is told apart from no answer."""
 
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""An engine whose answers vLLM generates: prompts are put in place by our own engine, and handed over.
+"""An engine whose answers vLLM generates: prompts handed over, which engine can answer what, fallback where it is away.
 
 What vLLM cannot take over it computes, exactly. Where vLLM does not answer, or serves something else than is served
 here, requests fail with the reason, or our own engine answers them, as the operator chose.

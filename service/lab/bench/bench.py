@@ -1,4 +1,4 @@
-"""A whole measurement, from settings and a plan to its figures. Prints nothing."""
+"""A whole measurement of speeds and sizes: what of the plan fits window and memory, and its figures. Prints nothing."""
 
 import tempfile
 import time

@@ -1,4 +1,4 @@
-"""One question at one operating point after another, and how each differs from full prefill. Knows no suites."""
+"""One question at each operating point: divergence from full prefill, first token, sizes, and its yardstick."""
 
 import math
 import time

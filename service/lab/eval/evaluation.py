@@ -1,4 +1,4 @@
-"""One evaluation: what is asked, what comes of it at each point, and where the choice is kept. Prints nothing."""
+"""One evaluation: which questions are asked, half of them for fits, and where the choice is kept. Prints nothing."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing

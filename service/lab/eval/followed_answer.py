@@ -1,4 +1,4 @@
-"""The answer that all points are made to give, and what is measured along it. Knows no prompts and no passages."""
+"""The answer that all points are made to give, and numbers along it: KL divergence, nats, margin. Knows no prompts."""
 
 from dataclasses import dataclass
 

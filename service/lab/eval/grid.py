@@ -1,4 +1,4 @@
-"""A suite over a grid of operating points: one row of numbers for each. Knows no rendering."""
+"""The grid of policies, ratios and codecs, checked, and a suite run over it: one row for each. Knows no rendering."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

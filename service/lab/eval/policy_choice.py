@@ -1,4 +1,4 @@
-"""Which operating point to take: the soonest that is as good as full prefill, by all that a suite can tell."""
+"""Which operating point to take: the soonest within bounds; how many questions --save needs, and what it writes."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The result of a suite: what full prefill does with its questions, and what each operating point does."""
+"""The rows of a result, full prefill's and each point's: means, intervals, verdicts, and when a suite tells nothing."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Questions with the passages of their prompts, as they are found in a user's file. Knows no model."""
+"""A question with its passages, and the JSON or JSONL of a user's file that it is read from. Knows no model."""
 
 import json
 from collections.abc import Iterator, Sequence

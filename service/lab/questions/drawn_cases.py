@@ -1,4 +1,4 @@
-"""Suites without labels: what is asked stands in a user's own documents, or was put there. Knows no model.
+"""Suites without labels, drawn of a user's documents: continuations, blanks, copies, records, needles. Knows no model.
 
 A case shows some parts of a document among parts of others, as a search in a collection finds them.
 """

@@ -1,4 +1,4 @@
-"""Suites of questions: on the made-up world, and every suite in other forms. Knows no model."""
+"""Suites on the made-up world by difficulty, passages, length, contents; any suite in other forms. Knows no model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

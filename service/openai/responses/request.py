@@ -1,4 +1,4 @@
-"""The body of a response as OpenAI has it, with what a chat's body has of kvweave. Knows no answer.
+"""The body of a response as OpenAI has it, with kvweave's fields: limits, what is ignored or refused. Knows no answer.
 
 As there, what cannot change an answer is taken and ignored; what would be missed in it is refused with the reason.
 """

@@ -1,4 +1,4 @@
-"""Responses, over the same pipeline as everything else. Knows no model."""
+"""Handlers of /v1/responses: asked whole or as a stream, with file_search; kept, shown, forgotten. Knows no model."""
 
 import json
 import secrets

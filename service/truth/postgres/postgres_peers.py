@@ -1,4 +1,4 @@
-"""What the services of one database tell each other through its tables. Knows no threads."""
+"""The replicas of one database in its tables: heartbeats, leases (5 s), claims, deletions, rates. Knows no threads."""
 
 import time
 from collections.abc import Collection, Sequence
