@@ -1,4 +1,4 @@
-"""Hashes by which a text is found inside another (marks): none for a text under 16 bytes. Knows no rows and no prompts.
+"""Hashes by which a text is found inside another (marks): a short text has none. Knows no rows and no prompts.
 
 A block of 2^k bytes hashes as a tree: eight bytes are one word, and a block is its left half combined with its right
 half. So the hashes of all places of a text, one level after the other, take a few array operations a level. A text of

@@ -1,4 +1,4 @@
-"""Maintains stores: verifies blobs, quarantines bad ones for a day, removes a model's blobs, forgets old deletions."""
+"""Maintains stores: verifies blobs, quarantines bad ones, removes a model's blobs, forgets old deletions."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What fits into the memory for keys and values: refuses what never does; beside others, a tenant gets 7/8 at most."""
+"""What fits into the memory for keys and values: refuses what never does; the most that a tenant gets beside others."""
 
 import time
 from collections.abc import Sequence

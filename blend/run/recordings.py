@@ -1,4 +1,4 @@
-"""CUDA graphs: work captured on a side stream at a size's second pass, by numbers of rows (8 to 2048), and replayed.
+"""CUDA graphs: work captured on a side stream at a size's second pass, by numbers of rows, and replayed.
 
 Where keys go, and what rows see, kernels read from a table in the device's memory, which each pass fills. So one
 recording serves all passes. Who comes while another pass is under way, and whatever cannot be recorded, runs as it

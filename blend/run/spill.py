@@ -1,4 +1,4 @@
-"""Copies of contexts on the disk, in files without a name: a tenth of the free space at most, checked when read."""
+"""Copies of contexts on the disk, in files without a name: a share of the free space at most, checked when read."""
 
 import logging
 import shutil

@@ -1,4 +1,4 @@
-"""Chooses where a text is cut into chunks of so many tokens at most (256), so that an edit changes few. Knows no model.
+"""Chooses where a text is cut into chunks of so many tokens at most, so that an edit changes few. Knows no model.
 
 Why an edit changes few parts. Each border has a rank: its level, then a hash of the text right behind it. A border
 is a cut if no border within `_REACH` of the budget, to either side, has a greater rank. So a cut depends on that much

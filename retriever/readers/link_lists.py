@@ -1,4 +1,4 @@
-"""Takes what leads elsewhere out of Markdown: three links in a row or more that stand alone. Tells a licence's comment.
+"""Takes what leads elsewhere out of Markdown: links in a row that stand alone. Tells a licence's comment.
 
 Prose is never among them: whatever holds a word outside of links stays, and so do few links and long ones.
 """

@@ -1,4 +1,4 @@
-"""Holds uploads and other requests to a tenth of the interpreter's time (the GIL) while somebody's answer is computed.
+"""Holds uploads and other requests to a share of the interpreter's time (the GIL) while somebody's answer is computed.
 
 The engine gives the interpreter back at each of its operations, and then waits behind whichever thread has it: beside
 one that never rests it takes ten times as long. So all other work has a share of the time while somebody else's answer

@@ -1,4 +1,4 @@
-"""The token of the console's link: good once and for ten minutes, replaced by the next. Knows no key and no address."""
+"""The token of the console's link: good once and for a while, replaced by the next. Knows no key and no address."""
 
 import hmac
 import secrets

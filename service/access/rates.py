@@ -1,4 +1,4 @@
-"""How often a key may ask in any 60 seconds, counted in memory or elsewhere; a refusal says how long to wait."""
+"""How often a key may ask in any minute, counted in memory or elsewhere; a refusal says how long to wait."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""Compiles the JSON schema or tools that an answer obeys: two threads, 16 a tenant at once; reads calls of tools."""
+"""Compiles the JSON schema or tools that an answer obeys, so many of a tenant at once; reads calls of tools."""
 
 from collections.abc import Callable, Iterable
 from functools import partial

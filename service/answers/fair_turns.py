@@ -1,4 +1,4 @@
-"""Shares out what is scarce: threads in turn among owners, 256 MiB for JSON schemas a tenant, priorities (nice)."""
+"""Shares out what is scarce: threads in turn among owners, memory for JSON schemas by tenant, priorities (nice)."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Answers kept in memory for an hour, each for its key alone: 1,000 and 8 MiB a key, 256 MiB in all."""
+"""Answers kept in memory for a while, each for its key alone: how long, how many, and how many bytes."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The header Kvweave-Change: a sealed text of how far a catalog has come, and the wait of 5 s at most to see as much.
+"""The header Kvweave-Change: a sealed text of how far a catalog has come, and how long one waits to see as much.
 
 A number counts the changes of a whole tenant, of which keys with a filter must not learn. So it is told as a text that
 only the catalog can read, and that is another one each time.

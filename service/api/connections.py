@@ -1,4 +1,4 @@
-"""Timeouts of slow clients (20 s), keep-alive (75 s), the most connections (4,096), and an orderly end of the server.
+"""Timeouts of slow clients, keep-alive, the most connections and which one goes then, the orderly end of a server.
 
 What waits is the head of a request that does not come, and a response that is not read. Who came before the service
 was told to stop is answered. Knows no request's meaning.

@@ -1,4 +1,4 @@
-"""Server-sent events: a ping after 15 s of silence, errors in mid-stream; cancels work whose client has left."""
+"""Server-sent events: pings in silence, errors in mid-stream; cancels work whose client has left."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Has glibc keep freed memory (mallopt), and gives it back in calm moments (malloc_trim), looked for every 4 s."""
+"""Has glibc keep freed memory (mallopt), and gives it back in calm moments (malloc_trim)."""
 
 import ctypes
 import gc

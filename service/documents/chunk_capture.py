@@ -1,4 +1,4 @@
-"""Chunks to blobs in a store, in batches (4,096 tokens): one computed while another is packed. Knows no documents."""
+"""Chunks to blobs in a store, in batches: one computed while another is packed. Knows no documents."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What is missing or changed of a corpus, read and cut in groups of 16,384 tokens; shards; what a run counts."""
+"""What is missing or changed of a corpus, read and cut in groups of so many tokens; shards; what a run counts."""
 
 import time
 from collections.abc import Iterable, Iterator

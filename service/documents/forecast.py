@@ -1,4 +1,4 @@
-"""What a run over a corpus would do and cost (--dry-run), by a sample of 16 chunks. Stores and indexes nothing."""
+"""What a run over a corpus would do and cost (--dry-run), by a sample of its chunks. Stores and indexes nothing."""
 
 import time
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Uploads, small ones (32 KiB) together, from bytes to documents that serve with their caches. Steps may be redone."""
+"""Uploads, small ones together, from bytes to documents that serve with their caches. Steps may be redone."""
 
 import logging
 import time

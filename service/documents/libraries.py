@@ -1,5 +1,5 @@
-"""The libraries of tenants, and the embedders that they share, loaded behind a start: the wanted one, retried after 5 s
-to 5 min, and those whose vectors still serve; passages are embedded in turns with captures."""
+"""The libraries of tenants, and the embedders that they share, loaded behind a start: the wanted one, tried
+again and again, and those whose vectors still serve; passages are embedded in turns with captures."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Work that waits in lines, two a tenant, and whose turn it is; of large uploads five lines at once at most.
+"""Work that waits in lines, two a tenant, and whose turn it is; how many large uploads are worked on at once.
 
 Each tenant has two lines: small uploads and what is to be filled stand in one, large uploads and what has moved in the
 other. One thread at most works on a line; then it is the last in the row.

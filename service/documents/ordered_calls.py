@@ -1,4 +1,4 @@
-"""Calls begun in their order on one thread, and side by side once one of them holds up the others for 1 ms."""
+"""Calls begun in their order on one thread, and side by side once one of them holds up the others."""
 
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Fetches from the web within limits: bytes, timeouts, five redirects, and public addresses alone. Knows no pages."""
+"""Fetches from the web within limits: bytes, timeouts, redirects, and public addresses alone. Knows no pages."""
 
 import ipaddress
 import socket

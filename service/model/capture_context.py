@@ -1,4 +1,4 @@
-"""The context that a chunk is captured behind: a filler, 48 to 96 tokens of the chunk before it, cut to the window.
+"""The context that a chunk is captured behind: a filler, the end of the chunk before it, cut to the window.
 
 A chunk that is computed alone has keys that are too loud among others in a prompt. Behind passages of the same kind,
 and what stands before it in its document, they are as loud as they should be. Knows texts and token ids, no catalog.

@@ -1,4 +1,4 @@
-"""Compiles a grammar inside a child process, within limits (fuel, 24 MiB): whether it ends, and the bytes it takes.
+"""Compiles a grammar inside a child process, within limits (fuel, memory): whether it ends, and the bytes it takes.
 
 llguidance counts what a lexer costs, but not every search over numbers: `multipleOf` in `allOf` may take minutes.
 """

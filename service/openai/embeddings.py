@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: checks of texts (2,048 at most), model and dimensions; vectors as search has of passages."""
+"""POST /v1/embeddings: how many texts, model and dimensions; vectors as search has of passages."""
 
 import base64
 import json

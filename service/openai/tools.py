@@ -1,4 +1,4 @@
-"""Tools, calls and tool_choice as OpenAI has them: functions alone, 128 at most, how they are named."""
+"""Tools, calls and tool_choice as OpenAI has them: functions alone, how many and how named."""
 
 from typing import Annotated, Final, Literal, cast, get_args
 

@@ -1,4 +1,4 @@
-"""The service's metrics: buckets, at most 100 values a label, text for Prometheus; totals by tenant. Knows no HTTP.
+"""The service's metrics: buckets, how many values a label has, text for Prometheus; totals by tenant. Knows no HTTP.
 
 Every label is one of a bounded set: `labels.py` folds what comes in.
 """

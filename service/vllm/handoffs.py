@@ -1,4 +1,4 @@
-"""All prompts that wait to be fetched: handles, leases (60 s), a bound of memory, who may read, salts of caches."""
+"""All prompts that wait to be fetched: handles, leases, a bound of memory, who may read, salts of caches."""
 
 import hmac
 import logging

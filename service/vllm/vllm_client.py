@@ -1,4 +1,4 @@
-"""The HTTP client of vLLM: timeouts (5 s, 120 s), bodies, streams; a refusal is told apart from no answer."""
+"""The HTTP client of vLLM: timeouts, bodies, streams; a refusal is told apart from no answer."""
 
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What an object store with a budget holds and evicts, listed anew after five minutes. Never exact: others write."""
+"""What an object store with a budget holds and evicts, listed anew at intervals. Never exact: others write."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Calls to object storage: uploads in parts, deletes, retries that the client lacks (three attempts), typed errors."""
+"""Calls to object storage: uploads in parts, deletes, retries that the client lacks, typed errors."""
 
 import errno
 import os

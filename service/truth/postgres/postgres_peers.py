@@ -1,4 +1,4 @@
-"""The replicas of one database in its tables: heartbeats, leases (5 s), claims, deletions, rates. Knows no threads."""
+"""The replicas of one database in its tables: heartbeats, leases, claims, deletions, rates. Knows no threads."""
 
 import time
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""One replica of a database's service: a heartbeat each second, others' deletions learned, those that died given up.
+"""One replica of a database's service: its heartbeat, others' deletions learned, those that died given up.
 
 A lease is a duration on a clock of the machine's own. Who holds one counts from before it told that it lives, the
 others count from after they saw it; so whoever is given up has stopped to answer before. What it then still tries to
