@@ -1,10 +1,12 @@
 """Tiny random models of many families, each built from its config class. Weights are a function of the seed."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import product
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from tokenizers import Tokenizer as Backend
@@ -196,6 +198,14 @@ def native(name: str) -> hf.PreTrainedModel:
 def ours(name: str) -> LoadedModel:
     """The same weights, made ours; on an accelerator where there is one."""
     return adopt(put(copy.deepcopy(native(name))), words())
+
+
+def halved(names: Iterable[str], others: Iterable[str]) -> list[object]:
+    """Each name with half of the others, and each of these with half of the names; all of them in the long tests."""
+    return [
+        pytest.param(name, other, marks=() if (row + column) % 2 else pytest.mark.long)
+        for (row, name), (column, other) in product(enumerate(names), enumerate(others))
+    ]
 
 
 def put(model: hf.PreTrainedModel) -> hf.PreTrainedModel:

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 from functools import cache
-from itertools import product
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from blend.run import attention
 from blend.run.model_layers import LayerRule
 from store.rows import plain_rows
 from tests.blend import dense
-from tests.blend.families import BASE, FAMILIES, HYBRIDS, OTHERS, WINDOW, build, draw, native, ours, put, words
+from tests.blend.families import BASE, FAMILIES, HYBRIDS, OTHERS, WINDOW, build, draw, halved, native, ours, put, words
 from tests.blend.fusing import ASK, Case, chosen, close, fused, off, source
 
 OTHER_POLICIES = [("reuse", 0.0), ("heads", 0.2), ("deviation", 0.3), ("hybrid", 0.25)]
@@ -108,14 +107,8 @@ def test_what_is_replayed_enters_layers_with_states_as_it_was_captured(name: str
     assert not close(fused(model, prompt, policy="reuse").logits, dense_logits)
 
 
-@pytest.mark.parametrize(
-    ("name", "policy", "sizes"),
-    [  # each family by half of the rules, and each rule by half of the families; all of them in the long tests
-        pytest.param(name, rule, sizes, marks=() if sizes == (7,) and (one + other) % 2 else pytest.mark.long)
-        for (one, name), (other, rule) in product(enumerate(BY_ROWS), enumerate(("hybrid", *ASKING)))
-        for sizes in ((7,), (1, 32))
-    ],
-)
+@pytest.mark.parametrize("sizes", [(7,), pytest.param((1, 32), marks=pytest.mark.long)])
+@pytest.mark.parametrize(("name", "policy"), halved(BY_ROWS, ["hybrid", *ASKING]))
 def test_row_pieces_of_any_size_equal_one_piece(name: str, policy: str, sizes: tuple[int, ...]) -> None:
     prompt = mixed(name)
     whole = fused(ours(name), prompt, policy=policy, ratio=0.3)
