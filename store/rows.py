@@ -1,4 +1,4 @@
-"""Where in memory stored keys and values lie, by rows of numbers, and how numpy makes numbers of quantized codes.
+"""Where in memory stored keys and values lie, plain or quantized, by rows of numbers, and how numpy reads them.
 
 What a layer has of one frame, a part, is one row, whose form says what reads it (`READERS`). Letters: `L` layers, `N`
 parts, `S` spans of tokens that share the keys' steps, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a

@@ -1,4 +1,4 @@
-"""How uploads come into a catalog and end: accepted, expanded, superseded, cancelled; which jobs are forgotten."""
+"""How uploads come into a catalog and end: accepted, expanded, superseded, cancelled; how much there will be then."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A request's key, role and rate, checked before its body; strict JSON within limits; localhost alone without keys."""
+"""Guards routes: key, role, rate, media, strict JSON; threads; the header of a change. Localhost alone without keys."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A tenant's documents and caches changed together: served, deleted, swept, recaptured; every tenant opened once."""
+"""A tenant's documents and caches changed together: served, deleted, swept; caches in a wrong domain then."""
 
 import logging
 import time
