@@ -62,8 +62,15 @@ export PYTHONDONTWRITEBYTECODE =
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
 test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-hybrid test-oldest fuzz kills replicas bench uploads crowd eval real real-grid model hybrid: export OMP_WAIT_POLICY = PASSIVE
 
+# What numba compiles it keeps: four processes would each take half a minute for the same.
+COMPILED := $(VENV)/.compiled
+
+$(COMPILED): $(INSTALLED) $(wildcard blend/kernels/*.py)
+	$(PY) -c 'from blend.kernels.kernels import *; [each(is_short=short) for each in (cpu_place_kernel, cpu_rows_kernels) for short in (True, False)]'
+	@touch $@
+
 # One file's tests run in one process, which computes with one thread. It often waits, so four fill two cores.
-test: $(INSTALLED) ## the tests, but for the long ones
+test: $(INSTALLED) $(COMPILED) ## the tests, but for the long ones
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: $(INSTALLED) ## the long tests
