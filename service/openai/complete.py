@@ -9,6 +9,7 @@ from typing import Final
 
 from blake3 import blake3
 from fastapi import Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from service.answers.events import Event, WholeAnswer, whole_answer
 from service.api.caller import By, Caller
@@ -28,8 +29,8 @@ _VERSION: Final = version("kvweave")
 
 async def complete(body: ChatRequest, request: Request, *, by: By, within_s: SecondsGiven = None) -> Response:
     core, envelope = by.core, _envelope(by, body.model, request=request, kind="chatcmpl")
-    ask = replace(to_answer_request(body, by.who, id=envelope.id, defaults=Defaults.of(core)), within_s=within_s)
-    events = core.pipeline.answer(ask)
+    ask = await run_in_threadpool(to_answer_request, body, by.who, id=envelope.id, defaults=Defaults.of(core))
+    events = core.pipeline.answer(replace(ask, within_s=within_s))
     if not body.stream:
         whole = await unless_gone(request, whole_answer(events))
         return (

@@ -10,15 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import completion_create_params
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
+from service.api.questions import AskedQuestion
+from service.api.uploads import Upload
 from service.errors import Invalid
 from service.openai.defaults import Defaults, to_answer_request
 from service.openai.request import MOST_TOKENS, ChatRequest
+from service.openai.responses.request import ResponseRequest
 from tests.service.openai.served import CHUNK, READER, FakeCore, FakePipeline, app_over, http, tale
 
 DEFAULTS = Defaults(BlendOrder("hybrid", 0.15), top_k=7)
@@ -128,6 +131,21 @@ def test_documents_arrive_in_each_of_their_ways() -> None:
     assert ask.template == {"enable_thinking": False}
     assert asked(blend={"policy": "full"}).order == BlendOrder("full", 0.15)
     assert asked(blend={}).order is None
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "text", "a": 1}] * 1000}]}),
+        (ResponseRequest, {"input": [{"role": "user", "content": [{"type": "input_text", "a": 1}] * 1000}]}),
+        (AskedQuestion, {"question": "Who?", "documents": [{"a": 1}] * 1000}),
+        (Upload, {"documents": [{"a": 1}] * 1000}),
+    ],
+)
+def test_of_very_many_faults_the_first_is_told(model: type[BaseModel], body: dict[str, object]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(body)
+    assert refused.value.error_count() < 10
 
 
 def test_documents_want_a_question_behind_them() -> None:
