@@ -62,7 +62,7 @@ class World:
 
 
 class Oracle:
-    """An embedder that knows the vector of each query before it is asked."""
+    """An embedder that knows the vector of each query before it is asked. No passage is near to any."""
 
     name = "bench"
 
@@ -71,7 +71,7 @@ class Oracle:
         self.vector: Vectors = np.zeros(dim, np.float32)
 
     def passages(self, texts: Sequence[str]) -> Vectors:
-        raise NotImplementedError
+        return np.zeros((len(texts), self.dim), np.float32)
 
     def query(self, text: str) -> Vectors:
         return self.vector
