@@ -14,7 +14,10 @@ from service.reports import ChunkReport, Report, Usage
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A passage that the answer may rest on. `passage`: None for a document that came with the request."""
+    """A passage that the answer may rest on. `document_id`: as the asker has it.
+
+    `passage`: as it is stored, which is not shown; None for a document that came with the request.
+    """
 
     chunk_id: str
     document_id: str

@@ -77,8 +77,8 @@ class Gathered:
 
     def _source(self, shown: GatheredPassage) -> Source:
         """The passage as an answer names it, its document as the asker does."""
-        passage = replace(shown.passage, document=self.ask.principal.shown_id(shown.passage.document))
-        return Source(passage.id, passage.document, passage.title, passage.text, shown.score, passage)
+        passage, document = shown.passage, self.ask.principal.shown_id(shown.passage.document)
+        return Source(passage.id, document, passage.title, passage.text, shown.score, passage)
 
     def _loose_sources(self) -> Iterator[Source]:
         """The loose documents; with a chunk's id where one is a chunk from its first letter to its last."""

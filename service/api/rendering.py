@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from fastapi import Response
@@ -62,7 +63,7 @@ def end_of(passage: Passage) -> int | None:
 def rendered_source(source: Source) -> SourceOut:
     """A source of an answer: a passage, or a document that came with the request."""
     if source.passage is not None:
-        return rendered_passage(source.passage, source.score)
+        return rendered_passage(replace(source.passage, document=source.document_id), source.score)
     return rendered(SourceOut, source, metadata={}, page=None, start=None, end=None)
 
 

@@ -149,6 +149,22 @@ def test_what_rests_on_what_is_gone_is_forgotten(client: OpenAI, service: Inside
         assert kept(client, beside.id)
 
 
+def test_what_rests_on_what_a_bound_key_put_in_is_kept_as_long_as_that(client: OpenAI, service: Inside) -> None:
+    _, key = service.core.control.create_key(DEFAULT_TENANT, Role.WRITE, bound={"team": "a"})
+    with service.client() as http, service.client(key) as mine, official(service, key=key) as bound:
+        good(http.put("/v1/collections/drawer", json={}))
+        put_in(mine, [{"id": "lydia", "text": "Lydia lives in F4."}], collection="drawer")
+        asked = {"type": "file_search", "vector_store_ids": ["vs_drawer"]}
+        answer = ask(bound, input="Where does Lydia live?", tools=[asked])
+        assert answer.model_extra and "lydia~" not in json.dumps(answer.to_dict())
+        assert [each["document_id"] for each in answer.model_extra["kvweave"]["sources"]] == ["lydia"]
+        assert kept(bound, answer.id) and bound.responses.input_items.list(answer.id).data
+        bound.responses.delete(answer.id)
+        again = ask(bound, input="Where does Lydia live?", tools=[asked])
+        good(mine.delete("/v1/documents/lydia"))
+        assert not kept(bound, again.id)
+
+
 FILES = [
     {"id": "notes/halio", "title": "Halio", "text": "Halio keeps a badger.", "metadata": {"year": 1911}},
     {"id": "notes/mirel", "text": "Mirel keeps a heron.", "metadata": {"year": 1920}},
