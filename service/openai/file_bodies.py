@@ -14,6 +14,7 @@ from service.openai.vector_store_bodies import (
     FileCounts,
     FileId,
     Scalar,
+    Told,
 )
 
 Purpose = Literal["assistants", "user_data"]
@@ -120,7 +121,7 @@ class VectorStoreFile(BaseModel):
     status: FileStatus
     last_error: LastError | None
     chunking_strategy: StaticCut
-    attributes: dict[str, Scalar]
+    attributes: dict[str, Told]
 
 
 class VectorStoreFileList(ListBody):

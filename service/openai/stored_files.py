@@ -20,7 +20,7 @@ from retriever.upload_types import QueuedUpload, UploadState
 from service.api.caller import Caller, unknown
 from service.documents.collection_rules import sees_collection
 from service.documents.drafts import decode_draft
-from service.openai.vector_store_bodies import Scalar
+from service.openai.vector_store_bodies import Told
 
 LOST: Final = (UploadState.FAILED, UploadState.CANCELLED)
 
@@ -89,7 +89,7 @@ def collection_for(by: Caller, view: CatalogView, *, vector_store_id: str) -> Co
     return found
 
 
-def attributes_of(metadata: Mapping[str, object]) -> dict[str, Scalar]:
+def attributes_of(metadata: Mapping[str, object]) -> dict[str, Told]:
     """What OpenAI's clients can read of a document's metadata: texts, numbers, true and false."""
     return {name: value for name, value in metadata.items() if isinstance(value, str | int | float | bool)}
 

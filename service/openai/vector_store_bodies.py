@@ -18,6 +18,7 @@ MOST_FILES = 500
 AttributeName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^$\x00][^\x00]*$")]
 Ordered = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")] | int | float
 Scalar = Ordered | bool
+Told = str | int | float | bool  # in answers: what came in as metadata may hold a NUL
 
 FileId = Annotated[str, Field(min_length=1, max_length=4000, examples=["file-report-7"])]
 NoExpiry = Annotated[Refused, not_served("nothing expires here: delete it when it is not needed any more")]
@@ -218,7 +219,7 @@ class FoundFile(BaseModel):
     file_id: str
     filename: str
     score: float
-    attributes: dict[str, Scalar]
+    attributes: dict[str, Told]
 
 
 class FoundPassage(FoundFile):

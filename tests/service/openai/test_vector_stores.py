@@ -124,6 +124,18 @@ def test_a_passage_is_found_with_its_file_its_attributes_and_its_text(client: Op
     assert not client.vector_stores.search("vs_letters~20~2F~20old", query="heron", ranking_options=least).data
 
 
+def test_a_nul_that_came_in_as_metadata_is_told_as_it_is(service: Inside, client: OpenAI) -> None:
+    with service.client() as rest:
+        put_in(rest, [{"id": "nul", "text": "Elio keeps a goat.", "metadata": {"k": "a\0b"}}], collection="nuls")
+    file_search: Any = {"type": "file_search", "vector_store_ids": ["vs_nuls"]}
+    asked: Any = {"tools": [file_search], "include": ["file_search_call.results"], "max_output_tokens": 1}
+    [call, *_] = client.responses.create(model="default", input="Who keeps a goat?", **asked).output
+    assert call.type == "file_search_call" and call.results
+    told = [*client.vector_stores.files.list("vs_nuls"), *client.vector_stores.search("vs_nuls", query="goat")]
+    assert [each.attributes for each in (*told, *call.results)] == [{"k": "a\0b"}] * 3
+    client.vector_stores.delete("vs_nuls")
+
+
 @pytest.mark.parametrize(
     ("filters", "fitting"),
     [
