@@ -1,6 +1,6 @@
 """How documents come in: as JSON or as files, checked against limits and filters, then handed to the ingest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Final, TypeVar, cast
@@ -10,6 +10,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.filter_condition import scope
@@ -28,7 +30,7 @@ from service.api.fields import (
     Title,
     check_metadata,
 )
-from service.api.guards import SMALL, one_by_one, parse
+from service.api.guards import SMALL, core_of, one_by_one, parse
 from service.documents.collection_rules import DEFAULT_COLLECTION, CollectionRules, check_collection
 from service.documents.drafts import document_id, named, upload_of
 from service.errors import Invalid, TooLarge
@@ -171,16 +173,50 @@ async def post_documents(request: Request, response: Response, *, by: By) -> Acc
         body = await request.body()
         documents, collection = await (one_by_one if len(body) > SMALL else run_in_threadpool)(_read_json, body)
         return located(await run_in_threadpool(_accept_json, by, documents, collection=collection), response)
-    async with request.form(max_files=1000, max_fields=1000, max_part_size=by.core.settings.max_body_bytes) as form:
-        files = [await _file(each) for each in form.getlist("files")]
-        others = [(name, value) for name, value in form.multi_items() if name != "files"]
+    form = await form_of(request, files=1000, fields=1000)
+    files = [_file(each) for name, each in form if name == "files"]
+    others = [(name, value) for name, value in form if name != "files"]
     return located(await run_in_threadpool(_accept_files, by, files, fields=others), response)
 
 
-async def _file(sent: UploadFile | str) -> UploadedFile:
+async def form_of(request: Request, *, files: int, fields: int) -> list[tuple[str, UploadedFile | str]]:
+    """The parts of a form, each with its field. Raises HTTPException for one that is not whole, or has too many."""
+    most = core_of(request.app).settings.max_body_bytes
+    try:
+        form = await _WholeForm(request, max_files=files, max_fields=fields, max_part_size=most).parse()
+    except MultiPartException as error:
+        raise HTTPException(400, error.message) from error
+    try:
+        return [(name, each if isinstance(each, str) else await _read_whole(each)) for name, each in form.multi_items()]
+    finally:
+        await form.close()
+
+
+class _WholeForm(MultiPartParser):
+    """Reads a form to its last boundary. Of a body that ends before it the framework takes what there is."""
+
+    def __init__(self, request: Request, **most: int) -> None:
+        super().__init__(request.headers, self._whole(request), **most)
+        self._is_whole = False
+
+    def on_end(self) -> None:
+        self._is_whole = True
+
+    async def _whole(self, request: Request) -> AsyncGenerator[bytes, None]:
+        async for piece in request.stream():
+            yield piece
+        if not self._is_whole:
+            raise MultiPartException("the body ended before the last boundary of its form: send all of it")
+
+
+async def _read_whole(sent: UploadFile) -> UploadedFile:
+    return UploadedFile(PurePath(sent.filename or "").name, await sent.read())
+
+
+def _file(sent: UploadedFile | str) -> UploadedFile:
     if isinstance(sent, str):
         raise Invalid("send each file with its name, whose suffix tells what it is", field="files")
-    return UploadedFile(PurePath(sent.filename or "").name, await sent.read())
+    return sent
 
 
 def _read_json(body: bytes) -> tuple[Sequence[NewDocument], str]:

@@ -3,19 +3,17 @@
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Final, get_args
 
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse
-from starlette.datastructures import UploadFile
 
 from retriever.catalog.view import CatalogView
 from service.api.caller import By, Caller
 from service.api.documents import delete_document
 from service.api.rendering import rendered
-from service.api.uploads import UploadedFile, accept, draft_of_file
+from service.api.uploads import UploadedFile, accept, draft_of_file, form_of
 from service.errors import Invalid
 from service.openai.file_bodies import FileDeleted, FileList, FileObject, Purpose
 from service.openai.list_pages import AtFile, page_of
@@ -44,15 +42,8 @@ FILE_FORM: Final[dict[str, object]] = {
 
 async def create_file(by: By, request: Request) -> FileObject:
     """Upload a file. It is read at once, and waits for a vector store: no search finds it before."""
-    async with request.form(max_files=1, max_fields=9, max_part_size=by.core.settings.max_body_bytes) as form:
-        sent = form.get("file")
-        file = (
-            UploadedFile(PurePath(sent.filename or "").name, await sent.read())
-            if isinstance(sent, UploadFile)
-            else None
-        )
-        others = {name: value for name, value in form.multi_items() if name != "file"}
-    return await run_in_threadpool(_kept, by, file, others=others)
+    form = dict(await form_of(request, files=1, fields=9))
+    return await run_in_threadpool(_kept, by, form.pop("file", ""), others=form)
 
 
 def list_files(by: By, at: AtFile, *, purpose: Purpose | None = None) -> FileList:
@@ -97,9 +88,9 @@ def _there(by: Caller, file_id: str) -> list[str]:
         return [each.document for each in places_of(by, view, file_id=file_id) if each.state not in LOST]
 
 
-def _kept(by: Caller, file: UploadedFile | None, *, others: Mapping[str, object]) -> FileObject:
+def _kept(by: Caller, file: UploadedFile | str, *, others: Mapping[str, object]) -> FileObject:
     purpose = next((each for each in _PURPOSES if each == others.get("purpose")), None)
-    if file is None:
+    if isinstance(file, str):
         raise Invalid("send the file as a part of its own, with its name", field="file")
     if purpose is None:
         raise Invalid(f"it is one of {', '.join(_PURPOSES)}, got {str(others.get('purpose'))[:40]!r}", field="purpose")

@@ -208,6 +208,18 @@ def test_a_form_without_files_or_out_of_form_is_refused(operator: TestClient) ->
     assert operator.post("/v1/documents", content=b"--", headers=headers).status_code == 400
 
 
+def test_of_a_form_that_is_cut_off_nothing_is_taken(operator: TestClient) -> None:
+    head = b"--b\r\nContent-Disposition: form-data; name="
+    whole = b"".join([head, b'"files"; filename="a.md"\r\n\r\n# A\r\n', head, b'"collection"\r\n\r\nc\r\n--b--'])
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    before = operator.get("/v1/jobs").json()
+    for left_out in (1, 3, 5, 9, len(head), len(head) + 40, len(whole)):
+        told = operator.post("/v1/documents", content=whole[:-left_out], headers=headers)
+        assert told.status_code == 400 and "the body ended before the last boundary of its form" in told.text
+    assert operator.get("/v1/jobs").json() == before
+    assert operator.post("/v1/documents", content=whole, headers=headers).json()["files"] == ["a.md"]
+
+
 def test_lists_come_in_pages(operator: TestClient) -> None:
     chunks = [{"text": f"chunk {number}"} for number in range(5)]
     operator.post("/v1/documents", json={"documents": [{"id": name, "chunks": chunks} for name in "abcde"]})

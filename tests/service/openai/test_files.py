@@ -181,6 +181,17 @@ def test_what_cannot_be_kept_is_refused_by_name(client: OpenAI, file: Any, purpo
     assert status == 400 and told in message and not client.files.list().data
 
 
+def test_of_a_file_that_is_cut_off_nothing_is_kept(service: Inside, client: OpenAI) -> None:
+    head = b"--b\r\nContent-Disposition: form-data; name="
+    parts = [b'"purpose"\r\n\r\nassistants\r\n', head, b'"file"; filename="a.txt"\r\n\r\n', BADGER, b"\r\n--b"]
+    with service.client() as http:
+        told = http.post(
+            "/v1/files", content=head + b"".join(parts), headers={"content-type": "multipart/form-data; boundary=b"}
+        )
+    assert told.status_code == 400 and "the body ended before the last boundary" in told.json()["error"]["message"]
+    assert not client.files.list().data
+
+
 def test_a_file_that_others_may_not_see_is_told_like_one_that_never_was(service: Inside, client: OpenAI) -> None:
     store = client.vector_stores.create(name="letters").id
     with bound(service, team="a") as mine, bound(service, team="a") as same, bound(service, team="b") as strangers:
