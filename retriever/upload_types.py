@@ -26,8 +26,9 @@ class NewUpload:
     """A new upload. `document` is empty for a file, whose documents are unknown yet; `name` is empty for a draft.
 
     One without a collection waits for one: it is live, and worked on when it is accepted again, with one. `replaces`:
-    the number of an upload whose content this has, which must be live still, or serve, or else it ends as deleted.
-    `copies`: so must the version of another document, whose content this has.
+    the number of an upload whose content this has, which must be live still, or serve, or else it ends as deleted, or
+    as superseded where another one of its document is live. `copies`: so must the version of another document, whose
+    content this has.
     """
 
     document: str

@@ -132,10 +132,10 @@ class UploadsChange(VersionsChange):
         if upload.document:
             check_id(upload.document)
         fate = None if origin is None else self._overtaken(upload.document, origin)
-        if upload.replaces is not None and not self._is_there(upload.replaces):
-            fate = UploadState.DELETED
-        if upload.copies is not None and not self._serves(upload.copies):
-            fate = UploadState.DELETED
+        is_gone = upload.replaces is not None and not self._is_there(upload.replaces)
+        if is_gone or (upload.copies is not None and not self._serves(upload.copies)):
+            others = self._live_of("document = ?", upload.document)
+            fate = UploadState.SUPERSEDED if others else UploadState.DELETED
         if upload.document and not fate:
             self._end(self._live_of("document = ?", upload.document), UploadState.SUPERSEDED)
         number = self._kept_upload(upload, job, origin=origin)

@@ -331,14 +331,16 @@ class CatalogView(ContextsView):
         where = (
             f"{place}u.document <> '' AND u.state IN ('waiting', 'computing', 'failed', 'cancelled') "
             "AND NOT EXISTS (SELECT 1 FROM documents d WHERE d.id = u.document AND d.serving = 1) "
-            "AND NOT EXISTS (SELECT 1 FROM uploads o WHERE o.document = u.document "
+            "AND NOT EXISTS (SELECT 1 FROM uploads o WHERE o.document = u.document AND o.state <> 'superseded' "
             "AND (o.origin > u.origin OR (o.origin = u.origin AND o.row > u.row)))"
         )
         return uploads(self._connection, where, values=[] if collection is None else [collection])
 
     def upload_of(self, document: str) -> QueuedUpload | None:
-        """The upload of a document that counts: the last that was accepted."""
-        where = "u.document = ? AND u.document <> '' ORDER BY u.origin DESC, u.row DESC LIMIT 1"
+        """The upload of a document that counts: the last that was accepted and that no other superseded."""
+        where = (
+            "u.document = ? AND u.document <> '' AND u.state <> 'superseded' ORDER BY u.origin DESC, u.row DESC LIMIT 1"
+        )
         found = uploads(self._connection, where, values=[document], index="uploads_of_document")
         return found[0] if found else None
 

@@ -246,7 +246,8 @@ class UploadChanges(Changes):
         live = [found[number] for number in sorted(self.uploads.live())]
         assert view.live(1000) == live and view.live(1) == live[:1]
         for name in NAMES:
-            same = {(each.origin, n): n for n, each in kept.items() if each.put.document == name}
+            counting = {n: each for n, each in kept.items() if each.state is not UploadState.SUPERSEDED}
+            same = {(each.origin, n): n for n, each in counting.items() if each.put.document == name}
             assert view.upload_of(name) == (found[same[max(same)]] if same else None)
 
     def jobs_are_those_of_the_model(self, view: CatalogView) -> None:

@@ -34,6 +34,26 @@ class UnreadyContract(Contract):
         with catalog.view() as view:
             assert view.content(late.number) is view.content(waiting.number) is None and view.unready() == []
 
+    def test_of_two_copies_that_were_read_at_once_the_second_hides_none(self, catalog: Catalog) -> None:
+        """Of what waits, and of what serves."""
+        put(catalog, document("source", "x"), collection="c")
+        [waiting] = accepted(catalog, new("a", b"kept", collection=""))
+        with catalog.view() as view:
+            wanted = {
+                "a": replace(new("a", b"kept"), replaces=waiting.number),
+                "b": replace(new("b"), copies=view.version("source")),
+            }
+        first = accepted(catalog, *wanted.values(), job="k")
+        deleted(catalog, "source")
+        assert [each.state for each in accepted(catalog, *wanted.values(), job="l")] == ["superseded"] * 2
+        with catalog.view() as view:
+            assert view.unready("c") == first == [view.upload_of(each) for each in wanted]
+        assert advanced(catalog, first[0], state=UploadState.FAILED)
+        deleted(catalog, "b")
+        with catalog.view() as view:
+            assert [each.number for each in view.unready("c")] == [first[0].number]
+        assert accepted(catalog, wanted["b"], job="m")[0].state is UploadState.DELETED
+
     def test_a_copy_ends_as_deleted_where_what_it_was_read_from_serves_no_more(self, catalog: Catalog) -> None:
         for number, end in enumerate(("stays", "deleted", "replaced")):
             put(catalog, document("a", "x"), collection="c")

@@ -155,6 +155,33 @@ def test_a_copy_that_is_begun_before_a_delete_ends_with_it(
     assert gone(client, file, TWO) and documents(service) == {} and not client.files.list().data
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_file_that_is_put_in_twice_at_once_is_on_its_way_in(
+    service: Inside, client: OpenAI, monkeypatch: pytest.MonkeyPatch, *, is_deleted: bool
+) -> None:
+    """Both find it waiting, then one is handed over, then the other."""
+    file, accept = uploaded(client), attached_files.accept
+
+    def late(*given: Any, **more: Any) -> tuple[str, list[str]]:  # noqa: ANN401
+        monkeypatch.setattr(attached_files, "accept", accept)
+        client.vector_stores.files.create(ONE, file_id=file)
+        return accept(*given, **more)
+
+    monkeypatch.setattr(attached_files, "accept", late)
+    with service.core.ingest.resting():
+        assert client.vector_stores.files.create(ONE, file_id=file).status == "in_progress"
+        assert (
+            [each.id for each in client.vector_stores.files.list(ONE)]
+            == [file]
+            == [each.id for each in client.files.list()]
+        )
+        assert not is_deleted or client.files.delete(file).deleted
+    if is_deleted:
+        assert gone(client, file, ONE) and not client.files.list().data
+    else:
+        assert client.vector_stores.files.poll(file, vector_store_id=ONE, poll_interval_ms=20).status == "completed"
+
+
 def test_a_copy_that_is_handed_over_during_a_delete_goes_with_it(
     service: Inside, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
