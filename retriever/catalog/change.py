@@ -18,12 +18,14 @@ from retriever.types import Collection, Limit, Removal, SourceFile, Vectors
 class CatalogChange(UploadsChange):
     """Changes a catalog in one transaction: all of it happens, or nothing."""
 
-    def put_collection(self, collection: Collection) -> None:
-        """Make a collection, or give it other rules; its documents stay as they were cut."""
-        self._run(
-            "INSERT INTO collections VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET rules = excluded.rules",
-            (collection.name, dumps(collection.rules), time.time()),
-        )
+    def put_collection(self, collection: Collection, *, only_new: bool = False) -> bool:
+        """Make a collection, or give it other rules; its documents stay as they were cut. False, and nothing is done,
+        where one is there and only a new one is wanted.
+        """
+        other = "NOTHING" if only_new else "UPDATE SET rules = excluded.rules"
+        put = f"INSERT INTO collections VALUES (?, ?, ?) ON CONFLICT (name) DO {other} RETURNING name"
+        told = (collection.name, dumps(collection.rules), time.time())
+        return self._run(put, told).fetchone() is not None
 
     def delete_collection(self, name: str) -> Removal:
         """Delete a collection with all its documents, staged ones too; its live uploads end as deleted."""

@@ -139,12 +139,16 @@ class Ingest:
             tenant.sweep(1.0)
         return known
 
-    def put_collection(self, tenant: Tenant, name: str, *, rules: CollectionRules) -> None:
-        """Makes a collection, or changes how its next documents are cut. Its prefix is rendered the first time only."""
+    def put_collection(self, tenant: Tenant, name: str, *, rules: CollectionRules, only_new: bool = False) -> bool:
+        """Makes a collection, or changes how its next documents are cut. Its prefix is rendered the first time only.
+        False, and nothing is done, where one is there and only a new one is wanted.
+        """
         ids = self._tenants.model.prefix(rules.to_json())
         with tenant.catalog.change() as change:
-            change.put_collection(Collection(name, rules.to_json()))
-            change.keep_prefix(name, model=self._tenants.model.fingerprint.digest, ids=ids)
+            is_put = change.put_collection(Collection(name, rules.to_json()), only_new=only_new)
+            if is_put:
+                change.keep_prefix(name, model=self._tenants.model.fingerprint.digest, ids=ids)
+        return is_put
 
     def fill(self, tenant: Tenant, passages: Sequence[Passage], *, damaged: bool = False) -> None:
         """Computes the caches of passages when there is time, in the place of damaged ones too. Promises nothing."""

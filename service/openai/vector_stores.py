@@ -3,7 +3,6 @@
 import secrets
 from collections import Counter
 
-from fastapi import Response
 from fastapi.concurrency import run_in_threadpool
 
 from retriever.catalog.view import CatalogView
@@ -11,10 +10,9 @@ from retriever.types import Collection
 from retriever.upload_types import UploadState
 from service.api import collections
 from service.api.caller import By, Caller
-from service.api.collections import Rules
 from service.api.rendering import SourceOut, rendered
 from service.api.search import SearchRequest, search
-from service.documents.collection_rules import sees_collection
+from service.documents.collection_rules import CollectionRules, sees_collection
 from service.errors import Conflict, Invalid
 from service.openai.attached_files import attach_files, file_for
 from service.openai.file_bodies import AttachedFile
@@ -42,15 +40,14 @@ def create_vector_store(by: By, wanted: NewVectorStore) -> VectorStore:
     name = wanted.name or f"store-{secrets.token_hex(8)}"
     vector_store_id = VECTOR_STORES.id_of(name)
     with by.tenant.catalog.view() as view:
-        if view.collection(name) is not None:
-            raise Conflict(
-                f"there is a vector store of the name {name[:80]!r} already, which is {vector_store_id[:120]}: "
-                "use it, or take another name"
-            )
         for each in wanted.file_ids:
             file_for(by, view, file_id=each, collection=name)
-    rules = Rules.model_validate({"chunk_tokens": _tokens(by, wanted.chunking_strategy)})
-    collections.put_collection(by, name, rules=rules, response=Response())
+    rules = CollectionRules(_tokens(by, wanted.chunking_strategy), by.tenant.model.system)
+    if not by.core.ingest.put_collection(by.tenant, name, rules=rules, only_new=True):
+        raise Conflict(
+            f"there is a vector store of the name {name[:80]!r} already, which is {vector_store_id[:120]}: "
+            "use it, or take another name"
+        )
     if wanted.file_ids:
         attach_files(
             by, vector_store_id, wanted=[AttachedFile.model_validate({"file_id": each}) for each in wanted.file_ids]

@@ -205,11 +205,13 @@ class Changes(RuleBasedStateMachine):
             removal = change.delete(names)
         assert told(removal) == self.model.delete({(name, each) for name in names for each in COLLECTIONS})
 
-    @rule(name=collections, rules=rules)
-    def put_collection(self, name: str, rules: dict[str, object]) -> None:
+    @rule(name=collections, rules=rules, only_new=st.booleans())
+    def put_collection(self, name: str, rules: dict[str, object], *, only_new: bool) -> None:
+        is_put = not (only_new and name in self.model.rules)
         with self.catalog.change() as change:
-            change.put_collection(Collection(name, rules))
-        self.model.rules[name] = rules
+            assert change.put_collection(Collection(name, rules), only_new=only_new) == is_put
+        if is_put:
+            self.model.rules[name] = rules
 
     @rule(name=collections, ids=st.lists(st.sampled_from([0, 5, 2**32 - 1])))
     def keep_prefix(self, name: str, ids: list[int]) -> None:

@@ -43,6 +43,10 @@ def bound(service: Inside, **where: object) -> OpenAI:
     return official(service, key=service.core.control.create_key("default", Role.WRITE, bound=where)[1])
 
 
+def cut(tokens: int) -> Any:  # noqa: ANN401
+    return {"type": "static", "static": {"max_chunk_size_tokens": tokens, "chunk_overlap_tokens": 0}}
+
+
 def test_a_vector_store_is_a_collection_from_its_making_to_its_end(service: Inside, client: OpenAI) -> None:
     made = client.vector_stores.create(name="Hand book")
     with service.client() as rest:
@@ -103,9 +107,27 @@ def test_what_no_collection_can_be_is_refused_with_the_remedy(client: OpenAI, as
     assert caught.value.status_code in (400, 409) and client.vector_stores.list().data == before
 
 
+def test_of_two_that_are_made_at_once_under_one_name_one_is_refused(
+    service: Inside, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has found the name free when the other takes it."""
+    ingest, put = service.core.ingest, service.core.ingest.put_collection
+
+    def late(*given: Any, **more: Any) -> bool:  # noqa: ANN401
+        monkeypatch.setattr(ingest, "put_collection", put)
+        client.vector_stores.create(name="race", chunking_strategy=cut(100))
+        return put(*given, **more)
+
+    monkeypatch.setattr(ingest, "put_collection", late)
+    with pytest.raises(openai.ConflictError, match="there is a vector store of the name 'race' already"):
+        client.vector_stores.create(name="race", chunking_strategy=cut(200))
+    with service.client() as rest:
+        assert good(rest.get("/v1/collections/race"))["chunk_tokens"] == 100
+    client.vector_stores.delete("vs_race")
+
+
 def test_a_static_cut_is_the_collections(service: Inside, client: OpenAI) -> None:
-    static: Any = {"type": "static", "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0}}
-    client.vector_stores.create(name="cut", chunking_strategy=static)
+    client.vector_stores.create(name="cut", chunking_strategy=cut(100))
     with service.client() as rest:
         assert good(rest.get("/v1/collections/cut"))["chunk_tokens"] == 100
     client.vector_stores.delete("vs_cut")
