@@ -24,6 +24,7 @@ class MissReason(StrEnum):
     SOONER = "read: sooner here"  # computing it anew is expected to take less time
     TRIAL = "read: a trial"  # though its cache is expected to take slightly less, so that the expectation stays true
     NOT_FETCHED = "not fetched"  # vLLM did not take the prompt over, and computed it
+    BEGUN = "begun before"  # its first tokens are those of a session, which ended within it
     TOKENS = "tokens"  # the record covers another number of them
     CODEC = "codec"  # what is stored is packed otherwise
 

@@ -108,6 +108,9 @@ def fuse(
     decoder.prepare(len(layout.ids))
     if decoder.model_layers.states:
         layout = layout.inexact()  # no record holds the states behind it
+    for each in layout.spans:
+        if each.start < context.placed < each.stop:
+            layout = layout.without(each.chunk, Miss(MissReason.BEGUN))
     clock = Clock()
     moved = 0
     while True:

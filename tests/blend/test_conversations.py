@@ -12,10 +12,12 @@ from blend.engine.engine import EngineLimits, EngineRequest
 from blend.engine.local_engine import LocalEngine
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
+from blend.run import context
 from tests.blend import dense
 from tests.blend.asking import Asked, engine
 from tests.blend.families import HYBRIDS, draw, halved, native, ours
-from tests.blend.test_engine import GREEDY, MIXED, PLAIN, PREFIX, SUFFIX, A
+from tests.blend.fusing import source
+from tests.blend.test_engine import GREEDY, MIXED, PLAIN, PREFIX, SUFFIX, A, B
 
 
 @pytest.mark.parametrize("name", ["llama", *HYBRIDS])
@@ -105,6 +107,27 @@ def test_a_session_answers_as_if_each_turn_were_blended_anew_and_computes_what_i
                 assert dense.is_greedy(native(name), request.prompt.ids, asked.ids)
     fresh = [each.ready.report.fresh + each.ready.report.recomputed for each in (second, last)]
     assert fresh == [len(turn) + 1, len(third) + 1]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3.5"])
+@pytest.mark.parametrize("kind", ["exact", "blended"])
+def test_a_chunk_that_begins_in_what_a_session_holds_and_ends_behind_it_is_text(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a text grows, or an answer quotes one. Memory is not empty: who reads of it answers otherwise."""
+    model, rooms = ours(name), context._rooms
+    monkeypatch.setattr(context, "_rooms", lambda *args, **more: [each.fill_(7.0) for each in rooms(*args, **more)])
+    held = [ChunkSegment(each, source(model, PREFIX, each)) for each in (A[:20], A, B)]
+    first, whole, begun = (held[:1], held[1:2], A[20:]) if kind == "exact" else (held[1:2], held[1:], B)
+    ask = EngineRequest(Prompt(PREFIX, tuple(first), begun[:15]), GREEDY, BlendOrder("reuse"), owner="one", session="s")
+    grown = dataclasses.replace(ask, prompt=Prompt(PREFIX, tuple(whole), SUFFIX))
+    text = dataclasses.replace(ask, prompt=Prompt(PREFIX, tuple(first), (*begun, *SUFFIX)), session="")
+    with engine(model) as to:
+        Asked(to, dataclasses.replace(ask, sampling=dataclasses.replace(GREEDY, max_tokens=1))).wait()
+        asked, anew = Asked(to, grown).wait(), Asked(to, text).wait()
+    assert asked.ids == anew.ids
+    assert asked.ready.report.fresh == len(begun) - 15 + len(SUFFIX)
+    assert [str(miss) for _, miss in asked.ready.report.misses] == ["begun before"]
 
 
 @pytest.mark.parametrize(

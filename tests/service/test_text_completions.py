@@ -13,14 +13,20 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from service.builtin import CHECKPOINT
 from tests.service.official import official
 from tests.service.passages import PASSAGES, QUESTIONS
-from tests.service.serving import in_process, settings_in
+from tests.service.serving import Inside, in_process, put_in, settings_in
 
 TEXTS = [f"{PASSAGES[1].text}\n\nQuestion: {QUESTIONS[0]}", "Mira lives in", " and\n\nthen  "]
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    with in_process(settings_in(tmp_path_factory.mktemp("texts"))) as service, official(service) as client:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("texts"))) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service: Inside) -> Iterator[OpenAI]:
+    with official(service) as client:
         yield client
 
 
@@ -76,6 +82,20 @@ def test_log_probabilities_have_the_older_form(client: OpenAI) -> None:
     )
     for token, logprob, tops in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
         assert max(tops, key=lambda each: tops[each]) == token and tops[token] == pytest.approx(logprob)
+
+
+def test_a_passage_that_a_session_began_is_read_to_its_end(service: Inside, client: OpenAI) -> None:
+    before, whole = (each.text for each in PASSAGES[2:4])
+    with service.client() as ours:
+        put_in(ours, [{"id": "grown", "chunks": [{"text": before}, {"text": whole}]}])
+    begun, grown, told = f"{before}\n{whole.rpartition(' ')[0]}", f"{before}\n{whole}\n{QUESTIONS[0]}", list[Any]()
+    for text, session in ((begun, {"session": "s"}), (grown, {"session": "s"}), (grown, {})):
+        more = {"blend": {"policy": "reuse"}, **session}
+        told.append(client.completions.create(model="default", prompt=text, max_tokens=1, extra_body=more))
+    chunks = [[each["miss_reason"] for each in answer.choices[0].kvweave["report"]["chunks"]] for answer in told]
+    assert chunks == [[None], [None, "begun before"], [None, None]]
+    usage = [answer.usage.prompt_tokens_details.cached_tokens for answer in told]
+    assert usage[1] == told[0].usage.prompt_tokens
 
 
 def test_a_control_token_in_a_text_stays_text(client: OpenAI) -> None:
