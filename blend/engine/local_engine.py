@@ -313,10 +313,11 @@ class LocalEngine:
                 self._advance(batch)
             except Exception as error:
                 log.error("a decoding step failed", exc_info=error)
-                if len(batch) > 1:  # what is too much together need not be too much for each alone
-                    batches += [[answer] for answer in batch]
-                else:
-                    batch[0].queued.tell(Failed(error))
+                for answer in batch:  # what is too much together need not be too much for each alone
+                    if len(batch) > 1 and answer.context.states.stop <= answer.slot:
+                        batches.append([answer])
+                    else:
+                        answer.queued.tell(Failed(error))
         self._stepped = time.perf_counter()
         self._step_s = self._stepped - start
         self._account(chosen)

@@ -41,6 +41,11 @@ class ContextStates:
         self._marked: dict[int, LayerState] = {}
         self._now: dict[int, LayerState] = {}
 
+    @property
+    def stop(self) -> int:
+        """The slot behind the last one that any layer ran: none of them can run one before it again."""
+        return max((each.stop for each in self._now.values()), default=0)
+
     def before(self, layer: int, slot: int) -> LayerState | None:
         """The state that a row at this slot comes behind, which may be written to; None where it is the first row."""
         now = self._now.get(layer)

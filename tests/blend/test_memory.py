@@ -29,6 +29,8 @@ from blend.fuse.prompt import Prompt, TextSegment
 from blend.fuse.record_loader import Readers
 from blend.run import context as context_module
 from blend.run.context import Context, LayerShape, Segment, span
+from blend.run.decoder import Decoder
+from blend.run.rows_cache import RowsCache
 from tests.bench.model import Corpus, Shape, adopted, captured, fused, random_model
 from tests.bench.prefill_memory import RESET, limit_bytes, peak_bytes
 from tests.blend.asking import Asked, engine
@@ -189,3 +191,30 @@ def test_requests_and_a_capture_share_the_budget(monkeypatch: pytest.MonkeyPatch
         assert len({tuple(each.wait().ids) for each in asked}) == 1
         assert len(records.result(60)) == 20
     assert max(most) <= room
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3.5", "falcon-h1"])
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_a_step_without_memory_is_tried_again_where_no_state_went_on(
+    name: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, run_all, (prefix, text, suffix) = ours(name), Decoder._run_all, draw(5, 9, 40, 11)
+    sampling = Sampling(max_tokens=16, ignore_eos=True)
+    asked = [EngineRequest(Prompt(prefix, (), each), sampling, BlendOrder("reuse")) for each in (text, suffix)]
+
+    def fail_once(decoder: Decoder, rows: RowsCache, ids: Tensor) -> Tensor | None:
+        logits = run_all(decoder, rows, ids) if len(rows.segments) == 1 or when == "behind" else None
+        if len(rows.segments) > 1:
+            monkeypatch.undo()
+            raise RuntimeError("out of memory")
+        return logits
+
+    with engine(model) as to:
+        alone = [Asked(to, each).wait().ids for each in asked]
+        monkeypatch.setattr(Decoder, "_run_all", fail_once)
+        together = [each.wait() for each in [Asked(to, each) for each in asked]]
+        assert Decoder._run_all is run_all
+        if model.decoder.model_layers.states and when == "behind":
+            assert [str(each.error) for each in together] == ["out of memory"] * 2
+            together = [Asked(to, each).wait() for each in asked]
+    assert [each.ids for each in together] == alone
