@@ -149,7 +149,7 @@ class Pipeline:
         finally:
             self._flying -= 1
             flight.give_up()
-            if ask.session_keep_s == 0:
+            if ask.session and ask.session_keep_s == 0:
                 self._model.end_session(name, ask.session_name)
 
     async def _events(self, ask: AnswerRequest, flight: _Flight) -> AsyncGenerator[Event]:

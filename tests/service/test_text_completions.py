@@ -116,6 +116,7 @@ def test_a_control_token_in_a_text_stays_text(client: OpenAI) -> None:
         ({"prompt": ["a", "b"], "stream": True}, "a stream is of one prompt"),
         ({"echo": True, "logprobs": 1}, "no logprobs of a prompt"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"extra_body": {"session_keep_s": 0}}, "session_keep_s 0 is of no session"),
     ],
 )
 def test_what_is_not_served_is_refused_with_the_reason(client: OpenAI, more: dict[str, object], reason: str) -> None:
