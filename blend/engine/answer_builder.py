@@ -131,15 +131,15 @@ class QueuedRequest(PendingRequest):
 
     def keep(self, prefixes: Prefixes, context: Context) -> None:
         """Keeps what stands before the chunks, or else the prefix, for prompts that begin alike."""
-        beginning = self._beginning
+        beginning, owner = self._beginning, self.request.owner
         if context.placed < beginning:
-            said = self.exact_session if beginning > len(self.request.prompt.prefix) else None
-            prefixes.keep(self.layout.ids[:beginning], context, owner=self.request.owner, session=said)
+            prefixes.keep(self.layout.ids[:beginning], context, owner=owner, session=self.exact_session)
 
     @property
     def exact_session(self) -> Session | None:
-        """The conversation that ends with what is exact of it."""
-        return self.session and replace(self.session, order="")
+        """The conversation that ends with what is exact of it, by whichever policy."""
+        asked = self.request
+        return Session(asked.payer, asked.session, "", asked.keep_s, asked.as_of) if asked.session else None
 
     @property
     def _shareable(self) -> tuple[int, ...]:
@@ -242,7 +242,7 @@ class AnswerBuilder:
         request, prompt = self.queued.request, self.queued.layout.ids
         is_plain = request.prompt.before_chunks is None
         session = self.queued.exact_session if is_plain else self.queued.session
-        if self._is_whole and (session or (is_plain and request.order.policy != "full")):
+        if self._is_whole and (self.queued.session or (is_plain and request.order.policy != "full")):
             computed = (*prompt, *self._text.generated)[: self.slot]
             least = 0 if is_plain else min(len(prompt), len(computed))
             prefixes.keep(computed, self.context, owner=request.owner, session=session, least=least)

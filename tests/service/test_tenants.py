@@ -290,7 +290,8 @@ def test_a_session_over_documents_computes_what_is_new_for_its_key_alone_until_o
         prefixes = cast(LocalEngine, service.core.model.engine)._prefixes
 
         def kept() -> bool:
-            return any(each.session and each.session.payer == tenant for each in prefixes._kept)
+            of_it = [each.session for each in prefixes._kept if each.session and each.session.payer == tenant]
+            return any(each.order or end in ("named", "lease") for each in of_it)  # what is exact holds no document
 
         nameless = other.post("/v1/query", json={"question": questions[0], "session_keep_s": 0})
         assert nameless.status_code == 422 and "name it in session" in nameless.text
@@ -304,6 +305,22 @@ def test_a_session_over_documents_computes_what_is_new_for_its_key_alone_until_o
             good(one.request(end, "/v1/documents/1", json={"metadata": {"team": "b"}} if end == "PATCH" else None))
         wait_for(lambda: not kept(), "what the session had kept is gone")
         assert turn(one, last, questions[0], session="s")[1] > third + 20
+
+
+@pytest.mark.parametrize(("policy", "read"), [("reuse", steps.LETTER), ("full", "")])
+def test_what_a_session_said_before_its_documents_ends_with_it(service: Inside, policy: str, read: str) -> None:
+    said = [("user", "Otto Zwei keeps the herons."), ("assistant", "Yes."), ("user", f"{read}\n\nWho keeps them?")]
+    body = {**steps.chat(""), "messages": [{"role": role, "content": text} for role, text in said]}
+
+    def cached(policy: str, **more: object) -> int:
+        told = good(one.post("/v1/chat/completions", json={**body, "blend": {"policy": policy}, **more}))
+        return told["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with client_in(service, f"said-{policy}") as one:
+        put_in(one, [{"id": "letter", "chunks": [{"text": steps.LETTER}]}])
+        alone = cached(policy, session="s")
+        assert one.delete("/v1/sessions/s").status_code == 204
+        assert cached("reuse") == alone < cached("reuse")
 
 
 def test_cursors_count_nothing_of_others(service: Inside) -> None:
