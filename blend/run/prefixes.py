@@ -18,7 +18,7 @@ from torch import Tensor
 from blend.run.context import Context
 from blend.run.spill import Spill, SpilledContext
 
-MOST = 256  # beginnings: each that its owner has is compared with a prompt
+MOST = 256  # beginnings of an owner: each is compared with a prompt
 FILES = 64  # of them that are on the disk: each takes one of the files that a process may have open
 KEPT_S = 3600.0
 ENDED_S = 86_400.0  # no prompt takes longer
@@ -179,7 +179,9 @@ class Prefixes:
 
     def _within(self, kept: list[_Beginning]) -> list[_Beginning]:
         """Those that stay: what was used longest ago goes first, of those who have more than their share."""
-        kept = kept[-MOST:]
+        own = [each for each in kept if each.owner == kept[-1].owner]
+        if len(own) > MOST:
+            kept = _without(kept, [min(own, key=lambda each: each.is_pinned)])
         for leaving in _beyond(self._room, [each for each in kept if not each.on_disk]):
             kept = self._spilled(kept, leaving)
         return kept

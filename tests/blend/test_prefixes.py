@@ -192,6 +192,16 @@ def test_a_lease_is_as_long_as_it_was_named_and_goes_before_what_else_its_owner_
     assert not kept(), "and the same turn again, as long as that says"
 
 
+def test_an_owner_has_so_many_and_what_is_pinned_goes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blend.run.prefixes.MOST", 3)
+    prefixes = Prefixes(1 << 20)
+    prefixes.keep((9,), context("a", (9,)), owner="a")
+    for first in range(6):
+        pin = Session("b", "s", keep_s=60.0) if first == 1 else None
+        prefixes.keep((first,), context("b", (first,)), owner="b", session=pin)
+    assert [(each.owner, *each.ids) for each in prefixes._kept] == [("a", 9), ("b", 1), ("b", 4), ("b", 5)]
+
+
 class AtOnce(Executor):
     """Does what it gets before it returns, so that a test knows when it is done; or when it is told to."""
 
