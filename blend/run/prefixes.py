@@ -123,6 +123,7 @@ class Prefixes:
             return
         is_blended = session is not None and bool(session.order)
         covered = [each for each in self._own(owner, session) if is_blended or each.common(wanted) == len(each.ids)]
+        covered = [each for each in covered if not each.is_pinned or each.session == session]  # nobody else ends a pin
         cached = context.cached if is_blended else None
         if states.nbytes:  # they are of use behind their own last token alone, and no row before them is computed anew
             least, cached = len(wanted), None

@@ -192,6 +192,19 @@ def test_a_lease_is_as_long_as_it_was_named_and_goes_before_what_else_its_owner_
     assert not kept(), "and the same turn again, as long as that says"
 
 
+def test_a_longer_prompt_takes_the_place_of_what_another_session_pinned_never() -> None:
+    now = [10.0]
+    prefixes = Prefixes(1 << 20, clock=lambda: now[0])
+    week, hour = Session("a", "week", keep_s=9 * KEPT_S, as_of=9.0), Session("a", "hour", as_of=9.0)
+    for ids, session in (((1,), week), ((1, 2), week), ((1, 2, 3), None), ((1, 2, 3, 4), hour)):
+        prefixes.keep(ids, context("a", ids), owner="a", session=session)
+    assert [len(each.ids) for each in prefixes._kept] == [2, 4]
+    now[0] += 2 * KEPT_S
+    assert restored(prefixes, (1, 2, 3, 4), "a") == 2
+    prefixes.keep((1, 2, 3), context("a", (1, 2, 3)), owner="a", session=week)
+    assert [len(each.ids) for each in prefixes._kept] == [3]
+
+
 def test_an_owner_has_so_many_and_what_is_pinned_goes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blend.run.prefixes.MOST", 3)
     prefixes = Prefixes(1 << 20)
