@@ -41,8 +41,8 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 class Tokenizer:
     """`control` are the ids that only a template may write: special ones, turn markers, `<tool_call>` and the like.
 
-    `special` are those that the model itself declares special. `stop_ids` end an answer, `digest` changes with anything
-    that decides ids, `source` renders chat templates.
+    `special` are those that the model itself declares special, `front` those that it puts before a prompt. `stop_ids`
+    end an answer, `digest` changes with anything that decides a text's ids, `source` renders chat templates.
     """
 
     def __init__(self, source: PreTrainedTokenizerBase, generation: GenerationConfig | None = None) -> None:
@@ -51,6 +51,7 @@ class Tokenizer:
         self.source = source
         self.stop_ids = _ids(source.eos_token_id) | _ids(getattr(generation, "eos_token_id", None))
         self._trusted = _load(spec)
+        self.front = tuple(_front(source, self._trusted))
         self._added = {token["id"]: token["content"] for token in _added(spec)}
         written = written_text(template)
         self.special = _ids(source.all_special_ids) | {token["id"] for token in _added(spec) if token["special"]}
@@ -65,21 +66,23 @@ class Tokenizer:
         decisive = (spec, template, sorted(self.control), sorted(self.stop_ids))
         self.digest = blake3(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, *, opens: bool = False) -> list[int]:
         """The ids of a user's text, with no prefix. None is in `control`, except for characters the model lacks.
 
-        Where a control token would still appear, the text is cut inside its spelling.
+        Where a control token would still appear, the text is cut inside its spelling. `opens`: it begins a prompt, with
+        what the model's own tokenizer makes of a beginning, such as a space.
         """
         _refuse_surrogates(text)
         ids: list[int] = []
         pending = [(0, len(text))] if text else []
         while pending:
             start, stop = pending.pop()
-            [found] = self._plain.encode_batch_fast([text[start:stop]], add_special_tokens=False)  # frees the GIL
+            backend = self._trusted if opens and start == 0 else self._plain
+            [found] = backend.encode_batch_fast([text[start:stop]], add_special_tokens=False)  # frees the GIL
             if self._suspects.isdisjoint(found.ids):
                 ids += found.ids
                 continue
-            encoding = self._plain.encode(text[start:stop], add_special_tokens=False)  # with offsets
+            encoding = backend.encode(text[start:stop], add_special_tokens=False)  # with offsets
             cuts = {start + cut for cut in self._cuts(text[start:stop], encoding)}
             if not cuts:
                 ids += encoding.ids
@@ -286,6 +289,14 @@ def _specification(source: PreTrainedTokenizerBase) -> Json:
     if "dropout" in model:
         model["dropout"] = None
     return {**spec, "truncation": None, "padding": None, "post_processor": None}
+
+
+def _front(source: PreTrainedTokenizerBase, backend: Backend) -> Iterator[int]:
+    """The special tokens that the model's own tokenizer puts in front of any text."""
+    processor = cast(Backend, source.backend_tokenizer).post_processor
+    found = processor and processor.process(backend.encode("a", add_special_tokens=False))
+    if found:
+        yield from found.ids[: [*found.special_tokens_mask, 0].index(0)]
 
 
 def _load(spec: Json) -> Backend:

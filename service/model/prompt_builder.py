@@ -144,8 +144,7 @@ class PromptBuilder:
 
     def lay_raw(self, turns: Sequence[TurnParts]) -> PromptTokens:
         """The prompt that the text of the turns is by itself."""
-        opening = tuple(self.tokenizer.encode_opening(""))
-        return _laid([(opening, None), *((self._part_ids(part), part) for turn in turns for part in turn.parts)], turns)
+        return _laid(list(self._plain(turns, is_raw=True)), turns)
 
     def rows(
         self,
@@ -181,16 +180,20 @@ class PromptBuilder:
                 part = TurnPart(piece.text)
             yield self._part_ids(part), part
 
-    def _plain(self, turns: Sequence[TurnParts]) -> Iterator[tuple[Ids, TurnPart | None]]:
-        yield tuple(self.tokenizer.encode_opening("")), None
+    def _plain(self, turns: Sequence[TurnParts], *, is_raw: bool = False) -> Iterator[tuple[Ids, TurnPart | None]]:
+        """Begins as the model's own tokenizer does, which a template does itself."""
+        yield self.tokenizer.front, None
+        opens = True
         for turn in turns:
             asked = turn.role == "user"
             for part in turn.parts:
-                yield self._part_ids(part), part
-            yield self._of_template("\nAnswer:" if asked else "\n\n"), None
+                yield self._part_ids(part, opens=opens), part
+                opens = opens and not part.text
+            if not is_raw:
+                yield self._of_template("\nAnswer:" if asked else "\n\n"), None
 
-    def _part_ids(self, part: TurnPart) -> Ids:
-        return self._text_ids(part.text) if part.passage is None else self.ids(part.text)
+    def _part_ids(self, part: TurnPart, *, opens: bool = False) -> Ids:
+        return self._text_ids(part.text, opens=opens) if part.passage is None else self.ids(part.text)
 
     def _written_ids(self, piece: TemplatePiece, *, opens: bool) -> Ids:
         """The ids of a template's own text. Those that hold users' texts are not kept for others."""
@@ -199,8 +202,8 @@ class PromptBuilder:
             return tuple(encode(piece.text, piece.foreign))
         return (self._opening if opens else self._of_template)(piece.text)
 
-    def _text_ids(self, text: str) -> Ids:
-        return tuple(self.tokenizer.encode_text(text))
+    def _text_ids(self, text: str, *, opens: bool = False) -> Ids:
+        return tuple(self.tokenizer.encode_text(text, opens=opens))
 
     def _template_ids(self, text: str) -> Ids:
         return tuple(self.tokenizer.encode_template(text))

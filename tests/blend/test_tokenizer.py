@@ -5,7 +5,7 @@ import threading
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, normalizers
+from tokenizers import AddedToken, decoders, normalizers, processors
 from transformers import CanineTokenizer, GenerationConfig
 
 from blend.errors import TokenizerError
@@ -92,6 +92,31 @@ def test_a_text_has_the_ids_that_it_has_behind_a_snowman(case: tuple[str, str]) 
     if named.isdisjoint(stock) and text[:1].isascii():  # unknown letters in a row would become one
         assert stock[: len(front)] == front
         assert tokenizer.encode_text(text) == stock[len(front) :]
+
+
+@pytest.mark.parametrize("form", ["$A", "END $A", "END END $A END"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_begins_a_prompt_as_the_models_own_tokenizer_has_it(kind: str, form: str) -> None:
+    source, end = fresh(kind), end_of(kind)
+    template = processors.TemplateProcessing(form.replace("END", end), special_tokens=[(end, token_of(kind, end))])
+    source.backend_tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), template])
+    tokenizer, front = Tokenizer(source), form.split().index("$A")
+    assert tokenizer.front == (token_of(kind, end),) * front
+
+    @settings(max_examples=50)
+    @given(texts(kind))
+    def check(text: str) -> None:
+        ids = (*tokenizer.front, *tokenizer.encode_text(text, opens=True))
+        stock, own = source(text).input_ids, source(text, add_special_tokens=False).input_ids
+        if tokenizer.control.isdisjoint(own) and not any(name in text for name in tokenizers_made.BYTES):
+            assert ids == (*stock[: len(ids)],) and len(own) == len(ids) - front
+        unknown = {token_of(kind, "<unk>")} if kind == "unknown" else set[int]()
+        assert tokenizer.control.isdisjoint({*ids[front:]} - unknown)
+        spaced = any(word in text for word in ("▁", *tokenizers_made.WORDS))  # some put a space behind added words
+        if kind in tokenizers_made.LOSSLESS and not spaced:
+            assert tokenizer.decode(ids[front:]) in (text, f" {text}")
+
+    check()
 
 
 @given(texts("bytes"))

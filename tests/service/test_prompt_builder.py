@@ -1,12 +1,13 @@
 """Prompts: the order of their parts, for templates with and without a system role and for models without a template."""
 
 import pytest
+from tokenizers import processors
 
 from blend.errors import PromptError
 from blend.fuse.prompt import ChunkSegment, TextSegment
 from blend.text.tokenizer import Tokenizer
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, TurnPart, TurnParts, question_turns
-from tests.blend.tokenizers_made import fresh, made
+from tests.blend.tokenizers_made import end_of, fresh, made, token_of
 
 PASSAGES = (PromptPassage("It is in Tokyo.", "One"), PromptPassage("It sleeps."))
 KINDS = ("bytes", "metaspace-first", "unigram")
@@ -94,6 +95,29 @@ def test_a_prompt_has_a_chunk_for_each_passage_and_text_between() -> None:
     assert [type(each) for each in prompt.segments] == [ChunkSegment, TextSegment, ChunkSegment]
     assert [each.ids for each in prompt.segments] == [run.ids for run in found.runs]
     assert (prompt.prefix, prompt.suffix) == (found.prefix, found.suffix)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_no_template_begins_begins_as_the_models_own_tokenizer_has_it(kind: str) -> None:
+    source = fresh(kind, chat_template=None)
+    end, text = end_of(kind), "Mira lives in"
+    source.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        f"{end} $A {end}", special_tokens=[(end, token_of(kind, end))]
+    )
+    builder, own = PromptBuilder(Tokenizer(source)), tuple(source(text).input_ids[:-1])
+    words, passage = TurnPart(text), TurnPart("It sleeps.", 0)
+    alone = builder.lay_raw([TurnParts("user", (TurnPart(""), words))])
+    assert (*alone.prefix, *alone.suffix) == own
+    behind = builder.lay_raw([TurnParts("user", (words, passage, words))])
+    assert (behind.prefix, behind.suffix) == (own, builder.ids(text))
+    first = builder.lay_raw([TurnParts("user", (TurnPart(""), passage, words))])
+    assert first.prefix == own[:1] and first.runs[0].ids == builder.ids(passage.text)
+    assert first.suffix == builder.ids(text)
+    chat = builder.lay([TurnParts("system", (words,)), TurnParts("user", (words,))])
+    assert chat.prefix[: len(own)] == own and chat.suffix[: len(first.suffix)] == first.suffix
+    source.chat_template = made(kind).chat_template
+    rendered = PromptBuilder(Tokenizer(source)).lay([TurnParts("user", (words,))])
+    assert rendered == PromptBuilder(Tokenizer(made(kind))).lay([TurnParts("user", (words,))])
 
 
 def test_the_gap_is_the_title_line_or_an_empty_one() -> None:
