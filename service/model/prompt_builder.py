@@ -246,9 +246,10 @@ def _laid(rows: Sequence[tuple[Ids, TurnPart | None]], turns: Sequence[TurnParts
     asking = next((turn.parts for turn in reversed(turns) if turn.role == "user"), ())
     begin = next((at for at, (_, part) in enumerate(rows) if any(part is each for each in asking)), len(rows))
     question = sum(len(ids) for ids, _ in rows[begin:])
-    places = [at for at, (_, part) in enumerate(rows) if part and part.passage is not None]
+    end = max((at for at, (ids, _) in enumerate(rows) if ids), default=0)  # text, as an answer follows no passage
+    places = [at for at, (_, part) in enumerate(rows[:end]) if part and part.passage is not None]
     if not places:
-        last = max((at for at, (_, part) in enumerate(rows) if part), default=len(rows) - 1)  # all may be empty
+        last = min(end, max((at for at, (_, part) in enumerate(rows) if part), default=end))
         return PromptTokens(
             _joined(ids for ids, _ in rows[:last]), (), _joined(ids for ids, _ in rows[last:]), question
         )

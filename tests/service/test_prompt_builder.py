@@ -89,6 +89,15 @@ def test_the_question_is_the_last_user_turn_and_what_follows_it(kind: str, templ
     assert PromptBuilder(tokenizer).lay_plain(said[:1]).question == 0
 
 
+def test_a_passage_with_no_tokens_behind_it_is_text() -> None:
+    builder = PromptBuilder(Tokenizer(made("bytes")))
+    words, one, two, empty = TurnPart("Look: "), TurnPart("It sleeps.", 0), TurnPart("In Tokyo.", 1), TurnPart("", 2)
+    found = builder.lay_raw([TurnParts("user", (words, one, two, empty))])
+    assert ([run.passage for run in found.runs], found.suffix) == ([0], builder.ids(two.text))
+    alone = builder.lay_raw([TurnParts("user", (one, TurnPart("")))])
+    assert (alone.prefix, alone.runs, alone.suffix) == ((), (), builder.ids(one.text))
+
+
 def test_a_prompt_has_a_chunk_for_each_passage_and_text_between() -> None:
     found = laid(Tokenizer(made("bytes")))
     prompt = found.prompt({})

@@ -105,6 +105,15 @@ def test_a_control_token_in_a_text_stays_text(client: OpenAI) -> None:
     assert answer.usage and answer.usage.prompt_tokens > len(tokenizer(text).input_ids)
 
 
+def test_a_text_that_ends_with_a_known_chunk_goes_on(client: OpenAI, service: Inside) -> None:
+    """No token stands behind the chunk, so that it is read as text."""
+    text = "Lena keeps seven lanterns in the barn behind the mill, and lights them when the river is high."
+    with service.client() as http:
+        put_in(http, [{"id": "lanterns", "chunks": [{"text": text}]}])
+    answer = client.completions.create(model="default", prompt=text, max_tokens=4, temperature=0)
+    assert (answer.choices[0].text, answer.usage and answer.usage.prompt_tokens) == gone_on(text, 4)
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
