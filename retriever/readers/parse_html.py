@@ -15,6 +15,7 @@ _NOISE = [
 _BARE = ["a", "b", "strong", "i", "em", "u", "ins", "del", "s", "font", "abbr"]  # their text stays, their marks go
 _MAIN, _MAIN_END = re.compile(r"<main[\s>]", re.IGNORECASE), re.compile(r"</main\s*>", re.IGNORECASE)
 _LEAST_MAIN = 0.5  # of the page's letters: a smaller one is not all that it is about
+_EMPTY = re.compile(r"<(?:noscript|template|textarea|title)(?:\s[^<>]*)?/>", re.IGNORECASE)  # XHTML's; HTML reads on
 _OPENED, _CLOSED = "\ue000", "\ue001"  # around a link's text, until it is known what stands among links alone
 _OPENING = re.compile(r"<a\s[^<>]{0,2000}?\bhref\b[^<>]{0,4000}>", re.IGNORECASE)
 _CLOSING = re.compile(r"</a\s*>", re.IGNORECASE)
@@ -43,14 +44,14 @@ def parse(content: bytes) -> Findings:
     """The page as Markdown, and what its <title> says. `content` is UTF-8."""
     page = content.decode("utf-8")
     text, problems = markdown_of(page)
-    document = convert(page[:_HEAD_WITHIN], _HEAD).metadata.document
+    document = convert(_EMPTY.sub("", page[:_HEAD_WITHIN]), _HEAD).metadata.document
     title = (document.title if document else None) or ""
     return Findings((text,), problems, title=one_line(title))
 
 
 def markdown_of(page: str) -> tuple[str, list[str]]:
     """The text of a page, and what of it was not read. What leads to other pages is left out where anything else is."""
-    marked = _CLOSING.sub(_CLOSED, _OPENING.sub(_OPENED, page.translate(_MARKS)))
+    marked = _CLOSING.sub(_CLOSED, _OPENING.sub(_OPENED, _EMPTY.sub("", page).translate(_MARKS)))
     text, problems = _converted(marked)
     if (main := _MAIN.search(marked)) and (ends := [each.end() for each in _MAIN_END.finditer(marked)]):
         within, said = _converted(marked[main.start() : ends[-1]])

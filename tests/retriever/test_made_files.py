@@ -3,10 +3,12 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from email.message import EmailMessage
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import xlsxwriter
@@ -52,6 +54,15 @@ def test_what_programs_write_is_read_with_its_structure(name: str) -> None:
 def test_code_keeps_its_lines() -> None:
     for name in ("pandoc.docx", "pandoc.epub", "pandoc.rst"):
         assert "```\ndef f():\n    return 1\n```" in read_file(MADE / name).drafts[0].text, name
+
+
+def test_an_empty_element_of_xhtml_takes_nothing_of_the_page() -> None:
+    book, written = ZipFile(MADE / "pandoc.epub"), io.BytesIO()
+    with ZipFile(written, "w") as empty:
+        for name in book.namelist():
+            empty.writestr(name, re.sub(b"<title>.*</title>", b'<title\n lang="en"/><noscript/>', book.read(name)))
+    assert only("a.epub", written.getvalue()).text == only("a.epub", (MADE / "pandoc.epub").read_bytes()).text
+    assert only("a.html", b"<head><TITLE /></head><p>Text") == Draft("Text", title="a")
 
 
 def test_a_slide_is_a_page() -> None:
