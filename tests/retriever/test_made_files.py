@@ -156,6 +156,26 @@ def test_a_mail_tells_who_wrote_when_and_what() -> None:
     assert only("a.eml", bytes(page)).text == "From: a@x.example\n\n# Hi\n\na page"
 
 
+def test_a_mail_loses_no_part_that_is_shown() -> None:
+    inner, mail = EmailMessage(), EmailMessage()
+    inner["Subject"] = "Spare key"
+    inner.set_content(" \n")
+    inner.add_alternative("<p>By the <b>door</b></p>", subtype="html")
+    mail["From"] = "a@x.example"
+    mail.set_content("<p>First half</p>", subtype="html")
+    mail.add_attachment(b"%PDF", "application", "pdf", filename="plan.pdf", disposition="inline")
+    mail.add_attachment(b"GIF", "image", "gif", filename="image001.gif", disposition="inline", cid="<1>")
+    mail.add_attachment("Second half", disposition="inline")
+    mail.add_attachment("Not this", filename="log.txt")
+    mail.add_attachment(inner)
+    assert only("a.eml", bytes(mail)).text == (
+        "From: a@x.example  \nAttachments: plan.pdf, log.txt\n\nFirst half\n\nSecond half\n\n# Spare key\n\nBy the door"
+    )
+    mail.add_attachment(EmailMessage())
+    (problem,) = read("a.eml", bytes(mail)).problems
+    assert problem.reason.startswith("a mail that is forwarded in it is not read: it has none of a mail's headers")
+
+
 SPHINX = b""".. _label:
 
 Title
