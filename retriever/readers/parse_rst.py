@@ -40,11 +40,11 @@ def parse(content: bytes) -> Findings:
     """The text. Nothing is included from other files, and what only Sphinx knows keeps its words."""
     directives.directive, roles.role = _directive, _role
     tree = cast(nodes.document, publish_doctree(content.decode("utf-8"), settings_overrides=_SETTINGS))
+    tree.transform_messages.clear()  # they would become a section at the end
     for message in [*tree.findall(nodes.system_message)]:
-        message.replace_self([*message.findall(nodes.literal_block)])
-    for section in [*tree.findall(nodes.section)]:
-        if "system-messages" in section["classes"]:
-            section.replace_self([])
+        message.parent.replace(message, [*message.findall(nodes.literal_block)])
+    for unread in [*tree.findall(nodes.problematic)]:
+        unread.parent.replace(unread, nodes.Text(unread.astext()))
     page = cast(str, publish_from_doctree(tree, writer="html5", settings_overrides=_SETTINGS))
     text, problems = markdown_of(page)
     return Findings((text,), problems, title=one_line(tree.get("title", "")))

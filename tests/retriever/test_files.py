@@ -199,6 +199,15 @@ def test_the_heading_names_a_page_without_a_title() -> None:
     assert only("a.html", b"<h2>no</h2><h1>Top <i>most</i></h1>").title == "Top most"
 
 
+@pytest.mark.parametrize(
+    "line", ["text `broken", "* an *item", "|version|", "foot [1]_", "`link`_ and other_", ":ref:`a`b"]
+)
+def test_markup_with_an_error_stands_in_the_text_as_it_was_written(line: str) -> None:
+    draft = only("a.rst", f"A {line}\n{'=' * 30}\n\n{line}\n\n.. note:: {line}\n".encode())
+    told = [each.lstrip("- ").replace("\\", "") for each in draft.text.splitlines() if each]
+    assert told == [f"# A {line}", line.lstrip("* "), "Note", line.lstrip("* ")]
+
+
 def test_a_pdf_knows_where_its_pages_begin() -> None:
     draft = only("a.pdf", pdf(["First page.\nTwo lines.", "Second page."]))
     assert draft == Draft(
