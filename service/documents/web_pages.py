@@ -66,8 +66,9 @@ class WebPages:
         except ElementTree.ParseError as error:
             yield ReadingProblem(sitemap, f"the sitemap is no XML ({error})")
             return
-        for each in root.iter():
-            if each.tag.rpartition("}")[2] != "loc" or not (each.text or "").strip():
+        own = root.tag[: root.tag.rfind("}") + 1]  # pictures and videos of a page have a loc in another namespace
+        for each in root.iterfind(f"*/{own}loc"):
+            if not (each.text or "").strip():
                 continue
             url = urldefrag(urljoin(sitemap, (each.text or "").strip())).url
             if urlsplit(url).netloc != urlsplit(self.base).netloc:
