@@ -49,6 +49,14 @@ def decode(content: bytes, *, declared: str = "") -> str:
         return text
 
 
+def as_utf8(content: bytes, charset: str) -> bytes:
+    """The content in UTF-8, where it is in the character set that its sender names; else as it is."""
+    codec, is_marked = _codec(charset), content.startswith(tuple(mark for mark, _ in _MARKS))
+    if not codec or is_marked or (codec != "iso2022_jp" and _try(content, "utf-8")):
+        return content
+    return _try(content, codec).encode("utf-8") or content
+
+
 def _decode_marked(content: bytes, *, codec: str, offset: int) -> str:
     try:
         return content.decode(codec)

@@ -7,7 +7,9 @@ from retriever.readers.parsed import read_parsed
 from retriever.readers.reading import Reading
 
 _DECLARED_WITHIN = 4096
-_CHARSET = re.compile(rb"""<meta\s[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
+_CHARSET = re.compile(
+    rb"""<(?:meta\s[^>]{0,200}?charset|\?xml\s[^>]{0,200}?encoding)\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE
+)
 
 
 def read_html(name: str, content: bytes) -> Reading:

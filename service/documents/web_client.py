@@ -35,10 +35,11 @@ class Unfetched(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What came; `kind` is its media type."""
+    """What came; `kind` is its media type, `charset` the character set that the server names."""
 
     content: bytes
     kind: str
+    charset: str
 
 
 class WebClient:
@@ -92,7 +93,8 @@ class WebClient:
                     raise Unfetched(f"it has more than {most >> 20:,} MiB: fetch it and name the file")
                 if time.monotonic() > end:
                     raise Unfetched(f"it took more than {_WHOLE_S:g} s: fetch it and name the file")
-            return Fetched(bytes(content), answer.headers.get("content-type", "").partition(";")[0].strip().lower())
+            kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+            return Fetched(bytes(content), kind, answer.charset_encoding or "")
 
     def _address(self, host: str, port: int) -> Address:
         """An address of the host. All of them must be public: which one a name leads to, others decide."""

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 from blake3 import blake3
 from protego import Protego
 
+from retriever.readers.decode import as_utf8
 from retriever.readers.files import SUFFIXES
 from retriever.readers.reading import ReadingProblem
 from service.documents.corpus_listing import CorpusFile, Vanished
@@ -109,11 +110,13 @@ class WebPages:
         if not suffix:
             read = ", ".join(SUFFIXES)
             return ReadingProblem(url, f"it is of the type {fetched.kind!r}, which is not read; these are: {read}")
-        digest = blake3(fetched.content).hexdigest(16)
+        is_text = fetched.kind.startswith("text/") or fetched.kind in _PAGES
+        content = as_utf8(fetched.content, fetched.charset) if is_text else fetched.content
+        digest = blake3(content).hexdigest(16)
         path = Path(self._folder) / f"{digest}{suffix}"
-        path.write_bytes(fetched.content)
-        self._nbytes += len(fetched.content)
-        return CorpusFile(path, url, self.base, len(fetched.content), digest)
+        path.write_bytes(content)
+        self._nbytes += len(content)
+        return CorpusFile(path, url, self.base, len(content), digest)
 
     def _told(self, url: str, error: Unfetched) -> Vanished | ReadingProblem:
         return Vanished(url, str(error)) if error.is_gone else ReadingProblem(url, str(error))

@@ -20,6 +20,7 @@ from retriever.readers.reading import MAX_BYTES
 
 FRENCH = "L'été dernier, nous avons dîné à l'hôtel où le garçon était très gêné.\n"
 RUSSIAN = "Съешь ещё этих мягких французских булок, да выпей чаю. Это русский текст.\n"
+CZECH = "Příliš žluťoučký kůň úpěl ďábelské ódy.\n"
 JAPANESE = "これは日本語のテキストです。東京は日本の首都です。\n"
 
 PAGE = """<!doctype html><html><head><meta charset="utf-8">
@@ -187,6 +188,7 @@ def test_html_keeps_its_structure_and_loses_its_noise() -> None:
         (b"<meta charset='shift_jis'><p>" + JAPANESE.encode("shift_jis"), JAPANESE),
         (b"<meta http-equiv=x content='text/html; charset=ISO-8859-1'><p>\x93caf\xe9\x94", "“café”"),
         (b"<meta charset=iso-2022-jp><p>" + JAPANESE.encode("iso2022_jp"), JAPANESE),
+        (b"<?xml version='1.0' encoding='iso-8859-2'?><p>" + CZECH.encode("iso-8859-2"), CZECH),
         (b"<meta charset=iso-8859-1><p>" + JAPANESE.encode(), JAPANESE),
         (codecs.BOM_UTF16_BE + f"<meta charset=utf-8><p>{FRENCH}".encode("utf-16-be"), FRENCH),
     ],

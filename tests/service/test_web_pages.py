@@ -138,6 +138,20 @@ def test_pictures_that_a_sitemap_lists_are_no_pages(tmp_path: Path, site: Site) 
     assert (problems, done["documents"]) == ([], 1)
 
 
+def test_the_character_set_that_a_server_names_holds_where_it_fits(tmp_path: Path, site: Site) -> None:
+    words = "Příliš žluťoučký kůň."
+    for path, kind, before in [
+        ("/a", "text/html; charset=iso-8859-2", ""),
+        ("/b.txt", 'text/plain; charset="ISO-8859-2"', ""),
+        ("/c", "text/html; charset=utf-8", "<meta charset=iso-8859-2>"),
+    ]:
+        site.pages[path] = (kind, f"{before}{words} {path}".encode("iso-8859-2"))
+    site.sitemap("/s.xml", "/a", "/b.txt", "/c")
+    place = small_place(tmp_path)
+    run(place, f"{site.url}/s.xml")
+    assert texts(place) == {f"{site.url}{path}": f"{words} {path}" for path in ("/a", "/b.txt", "/c")}
+
+
 def test_a_page_alone_and_one_that_is_not_there(tmp_path: Path, site: Site) -> None:
     site.page("/a", "The lamp of page a.")
     place = small_place(tmp_path)
