@@ -2,7 +2,7 @@
 
 import re
 
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_FENCE = re.compile(r" {0,3}(`{3,}+(?=[^`]*+$)|~{3,})")
 
 
 class Fences:

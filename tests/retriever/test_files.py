@@ -123,6 +123,7 @@ def test_an_empty_file_is_a_problem_in_every_format(suffix: str) -> None:
         ("intro\n\n# The title ##\n# later", "The title"),
         ("## second\n\nThe title\n===\n", "The title"),
         ("```\n# code\n```\n~~~~\n~~~\n# code\n~~~~\r\n# The title\r\n", "The title"),
+        ("```npm i``` installs it.\n\n# The title\n", "The title"),
         ("#hashtag\n    # code\n## second\n", "notes"),
         ("---\ntitle: Front\n---\ntext", "Front"),
         ("---\ntitle: Front\n---\n# The title\n", "The title"),
