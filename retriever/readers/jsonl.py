@@ -8,7 +8,7 @@ import msgspec
 
 from retriever.documents import DocumentPart, Draft
 from retriever.readers.decode import decode
-from retriever.readers.reading import Reading, ReadingProblem, UnreadableFile, megabytes, require_text
+from retriever.readers.reading import MAX_TITLE, Reading, ReadingProblem, UnreadableFile, megabytes, require_text
 
 MAX_DOCUMENT_BYTES = 64 << 20  # of a line, or of a list: parsed as a whole, it takes a multiple of that
 MAX_METADATA_BYTES = 1 << 20
@@ -112,7 +112,7 @@ def _draft(item: bytes) -> Draft:
     if (line.text is None) == (line.chunks is None):
         raise UnreadableFile(f"it needs either text or chunks: {_KEYS}")
     metadata = _metadata(line.metadata)
-    name, title = _label(line.id, "id"), _label(line.title, "title")
+    name, title = _label(line.id, "id"), _label(line.title, "title")[:MAX_TITLE]
     if line.text is not None:
         return Draft(require_text(line.text, "its text"), id=name, title=title, metadata=metadata)
     if not line.chunks:

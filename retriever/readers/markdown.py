@@ -13,7 +13,7 @@ from retriever.documents import Draft
 from retriever.readers.decode import decode
 from retriever.readers.fences import Fences
 from retriever.readers.link_lists import is_licence, without_link_lists
-from retriever.readers.reading import Reading, require_text
+from retriever.readers.reading import MAX_TITLE, Reading, require_text
 
 _TITLE_WITHIN = 1 << 18  # characters
 _FRONT_WITHIN = 1 << 14
@@ -60,7 +60,7 @@ def read_markdown(name: str, content: bytes) -> Reading:
     kept = without_link_lists(without_link_lists(text, _DEFINED), _LINK)
     text = text if kept == text or not kept.strip() else kept.lstrip("\r\n")
     named = metadata.get("title")
-    title = find_title(text) or (named if isinstance(named, str) else "") or PurePath(name).stem
+    title = find_title(text) or (named[:MAX_TITLE] if isinstance(named, str) else "") or PurePath(name).stem
     return Reading((Draft(require_text(text), title=title, metadata=metadata),))
 
 

@@ -5,7 +5,7 @@ from pathlib import PurePath
 from retriever.documents import Draft, PageStart
 from retriever.readers.decode import decode
 from retriever.readers.markdown import find_title
-from retriever.readers.reading import Reading, ReadingProblem
+from retriever.readers.reading import MAX_TITLE, Reading, ReadingProblem
 from retriever.readers.serve import Findings
 from retriever.readers.worker import ask
 
@@ -51,7 +51,7 @@ def _joined(answer: Findings) -> str:
 def _reading(name: str, answer: Findings, *, text: str, pages: tuple[PageStart, ...] = ()) -> Reading:
     problems = tuple(ReadingProblem(name, reason) for reason in answer.problems)
     if text and not text.isspace():
-        title = answer.title or find_title(text) or PurePath(name).stem
+        title = answer.title[:MAX_TITLE] or find_title(text) or PurePath(name).stem
         metadata = {"author": answer.author} if answer.author else {}
         return Reading((Draft(text, title=title, metadata=metadata, pages=pages),), problems)
     return Reading((), problems or (ReadingProblem(name, "it has no text: leave it out, or fill it"),))

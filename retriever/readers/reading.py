@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from retriever.documents import Draft
 
 MAX_BYTES = 512 << 20  # of a file
+MAX_TITLE = 1000  # characters, as in the API
 
 
 class UnreadableFile(ValueError):

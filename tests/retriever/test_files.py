@@ -179,6 +179,18 @@ def test_front_matter_that_needs_yaml_stays_in_the_text(line: str) -> None:
     assert only("a.md", text.encode()) == Draft(text, title="a")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.html", "<title>{}</title><p>Text"),
+        ("a.jsonl", '{{"title": "{}", "text": "Text"}}'),
+        ("a.md", "---\ntitle: {}\n---\nText"),
+    ],
+)
+def test_a_long_title_is_cut(name: str, content: str) -> None:
+    assert only(name, content.format("t" * 5_000).encode()).title == "t" * 1_000
+
+
 def test_html_keeps_its_structure_and_loses_its_noise() -> None:
     assert only("a.html", PAGE.encode()) == Draft(PAGE_TEXT, title="The title")
 
