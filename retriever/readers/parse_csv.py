@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import sys
 
 from retriever.readers.serve import Findings, clean
@@ -9,13 +10,16 @@ from retriever.readers.table_rows import table_lines
 
 _SAMPLE = 1 << 16  # characters that tell what separates
 _SEPARATORS = ",;\t|"
+_TOLD = re.compile(r"sep=([^\w\s\"]|\t)\r?\n", re.IGNORECASE)  # a first line that Excel writes for itself
 
 
 def parse(content: bytes) -> Findings:
     """The rows. `content` is UTF-8; what separates is what splits most lines of the beginning alike."""
     text = clean(content.decode("utf-8"))
+    told = _TOLD.match(text)
+    text, separator = (text[told.end() :], told[1]) if told else (text, _separator(text[:_SAMPLE]))
     csv.field_size_limit(sys.maxsize)
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(text[:_SAMPLE]))
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     return Findings(("\n".join(table_lines(rows)),))
 
 

@@ -114,6 +114,7 @@ def test_separated_values_as_programs_write_them(dialect: str, codec: str) -> No
         '- Name: Ada; Town: Bonn, old; Note: a "b"\n- Name: Bob; Note: one two'
     )
     assert only("a.tsv", b"only\nheader\n").text == "- only: header"
+    assert only("a.csv", b"sep=;\r\nName;Sizes\r\nAda;1,2,3\r\n").text == "- Name: Ada; Sizes: 1,2,3"
 
 
 def test_every_chunk_of_a_long_table_has_the_names_of_its_columns() -> None:
