@@ -11,7 +11,7 @@ from retriever.readers.serve import Findings, clean
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
-_Text = str | list[str]
+_Text = str | list[str] | None
 
 
 class _Output(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class _Language(msgspec.Struct, frozen=True):
 
 
 class _About(msgspec.Struct, frozen=True):
-    language_info: _Language = _Language()
+    language_info: _Language | None = None
 
 
 class _Notebook(_Sheet, frozen=True):
@@ -51,7 +51,8 @@ def parse(content: bytes) -> Findings:
     except msgspec.DecodeError as error:
         raise UnreadableFile(f"it is no notebook ({error}): save it from Jupyter anew") from None
     cells = [*book.cells, *(cell for sheet in book.worksheets for cell in sheet.cells)]
-    told = [part for cell in cells for part in _parts(cell, book.metadata.language_info.name)]
+    about = book.metadata.language_info
+    told = [part for cell in cells for part in _parts(cell, about.name if about else "")]
     return Findings((clean("\n\n".join(told)),))
 
 
@@ -75,4 +76,4 @@ def _plain(output: _Output) -> str:
 
 
 def _joined(text: _Text) -> str:
-    return text if isinstance(text, str) else "".join(text)
+    return text if isinstance(text, str) else "".join(text or ())

@@ -128,7 +128,7 @@ def test_a_notebook_keeps_code_and_what_it_printed() -> None:
     assert "``` python\ndef f():" in only("a.ipynb", (MADE / "pandoc.ipynb").read_bytes()).text
     outputs = [
         {"output_type": "stream", "name": "stdout", "text": ["\x1b[1m```\x1b[0m\n"]},
-        {"data": {"text/plain": "3", "image/png": "iVBO"}},
+        {"data": {"text/plain": "3", "image/png": "iVBO"}, "text": None},
     ]
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n", "text"]},
@@ -137,6 +137,8 @@ def test_a_notebook_keeps_code_and_what_it_printed() -> None:
     book = {"cells": cells, "metadata": {"language_info": {"name": "python"}}, "nbformat": 4}
     draft = only("a.ipynb", json.dumps(book).encode())
     assert draft == Draft("# Title\ntext\n\n```python\n1\n```\n\n````\n```\n````\n\n```\n3\n```", title="Title")
+    book["metadata"] = {"language_info": None}
+    assert only("a.ipynb", json.dumps(book).encode()).text == draft.text.replace("python", "")
 
 
 def test_a_mail_tells_who_wrote_when_and_what() -> None:
