@@ -86,11 +86,11 @@ class UploadsChange(VersionsChange):
         [chunks] = self._run("SELECT count(*) FROM chunks").fetchone()
         return documents + arriving, chunks + arriving
 
-    def waiting_bytes(self) -> int:
-        """How large the contents of all live uploads are together."""
-        sizes = f"SELECT CAST(coalesce(sum(nbytes), 0) AS BIGINT) FROM uploads INDEXED BY live_sizes WHERE {LIVE}"
-        [found] = self._run(sizes).fetchone()
-        return found
+    def waiting_bytes(self) -> tuple[int, int]:
+        """How large the contents of live uploads are together: of those with a collection, and of those without."""
+        sums = (f"sum(nbytes) FILTER (WHERE collection {each} '')" for each in ("<>", "="))
+        sizes = ", ".join(f"CAST(coalesce({each}, 0) AS BIGINT)" for each in sums)
+        return self._run(f"SELECT {sizes} FROM uploads INDEXED BY live_sizes WHERE {LIVE}").fetchone()
 
     def forget_uploads(self, before: float) -> int:
         """Forget jobs that are over and did not change since then; returns how many. Documents stay."""

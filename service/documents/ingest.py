@@ -65,7 +65,7 @@ class Ingest:
     """Accepts uploads and works on them until `close`; what is not done then goes on after the next start."""
 
     def __init__(self, tenants: Tenants, *, metrics: Metrics, chunk_tokens: int, waiting_bytes: int) -> None:
-        """`waiting_bytes`: how large the contents of a tenant's uploads may be that are not done."""
+        """`waiting_bytes`: of a tenant's uploads that are not done, and as many of its files in no collection."""
         self._tenants = tenants
         self._peers = tenants.peers
         self._metrics = metrics
@@ -104,15 +104,20 @@ class Ingest:
                 change.accept(job, uploads)
             else:
                 _accept_within(quota, change, job=job, uploads=uploads, tenant=tenant.name)
-            self._check_waiting(waiting, change.waiting_bytes())
+            for place, now in enumerate(change.waiting_bytes()):
+                self._check_waiting(waiting[place], now, is_idle=place == 1)
         self.wake(tenant.name)
         return job
 
-    def _check_waiting(self, before: int, now: int) -> None:
+    def _check_waiting(self, before: int, now: int, *, is_idle: bool = False) -> None:
         if before and now > max(self._waiting_bytes, before):
+            size, most = megabytes(now - before), megabytes(self._waiting_bytes)
             raise Exhausted(
-                f"uploads of this tenant wait to be computed, and with the {megabytes(now - before)} of this one it "
-                f"would be more than {megabytes(self._waiting_bytes)}: send it when some are done, or cancel a job",
+                f"files of this tenant are in no vector store, and with the {size} of this one it would be more than "
+                f"{most}: put some into one, or delete some"
+                if is_idle
+                else f"uploads of this tenant wait to be computed, and with the {size} of this one it would be more "
+                f"than {most}: send it when some are done, or cancel a job",
                 retry_after_s=RETRY_S,
             )
 

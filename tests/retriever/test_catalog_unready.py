@@ -15,12 +15,14 @@ class UnreadyContract(Contract):
         [waiting] = accepted(opened(), new("a", b"kept", collection=""))
         catalog = opened()
         with catalog.change() as change:
-            assert (change.expected(), change.waiting_bytes()) == ((1, 1), 4)
+            assert (change.expected(), change.waiting_bytes()) == ((1, 1), (0, 4))
             assert change.forget_uploads(time.time() + 1) == 0
         with catalog.view() as view:
             assert view.live(9) == view.jobs() == [] and view.content(waiting.number) == b"kept"
             assert view.unready() == view.unready("") == [waiting] and view.unready("c") == []
         [put_in] = accepted(catalog, replace(new("a", b"kept"), replaces=waiting.number), job="k")
+        with catalog.change() as change:
+            assert change.waiting_bytes() == (4, 0)
         assert states(catalog) == ["superseded"] and live(catalog) == [put_in.number]
         with catalog.view() as view:
             assert view.content(waiting.number) is None and view.unready("c") == view.unready() == [put_in]

@@ -223,6 +223,20 @@ def test_files_that_wait_count_for_the_quota_and_leave_it_when_deleted(service: 
         service.core.control.set_quota("default", Quota())
 
 
+def test_files_that_wait_for_a_store_hold_up_no_upload(tmp_path: Path) -> None:
+    text = HERON * 80
+    with in_process(settings_in(tmp_path, max_body_bytes=4096)) as service, official(service) as client:
+        files = [client.files.create(file=("a.txt", text), purpose="assistants").id for _ in range(5)]
+        status, told = refused(lambda: client.files.create(file=("a.txt", text), purpose="assistants"))
+        assert status == 429 and "files of this tenant are in no vector store" in told and "delete some" in told
+        with service.client() as rest:
+            put_in(rest, [{"id": "a", "text": text.decode()}])
+        client.files.delete(files[0])
+        files[0] = client.files.create(file=("a.txt", text), purpose="assistants").id
+        store = client.vector_stores.create(name="letters", file_ids=files).id
+        assert len(client.vector_stores.files.list(store).data) == 5
+
+
 def told_everywhere(client: OpenAI, store: str, file: str) -> list[tuple[int, str]]:
     """What each way to name a file is told."""
 
