@@ -242,7 +242,7 @@ def _compared(name: str, operator: str, *, wanted: object) -> FilterCondition:
             if not isinstance(wanted, list | tuple):
                 raise FilterError(f"{name}: $in takes a list, got {_shown(wanted)}")
             values = [_scalar(name, each) for each in cast(Sequence[object], wanted)]
-            marks = ", ".join("?" * len(values))
+            marks = ", ".join("?" * len(values)) or "NULL"  # which nothing equals; PostgreSQL takes no empty list
             return FilterCondition(
                 (f"SELECT label FROM facets WHERE facets.field = ? AND facets.value IN ({marks})",), (name, *values)
             )

@@ -34,6 +34,7 @@ QUESTIONS = ("cedar", "the river lamps", "東", "1999 ünder y", "京都 lamp")
 WHERES = (
     {"v": 1}, {"v": {"$gt": -3}}, {"v": {"$lt": "b"}}, {"$not": {"v": "a"}}, {"v": {"$in": [2**53 + 1, None]}},
     {"v.deep": {"$exists": True}}, {"v": {"$gte": 2**53, "$lte": 2**53 + 1}}, {"v": {"$gt": "a"}},
+    {"v": {"$in": []}}, {"v": {"$nin": []}},
 )  # fmt: skip
 
 
