@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -44,6 +44,7 @@ OF_CLIENTS = (f"{PREFIX}BASE_URL", f"{PREFIX}API_KEY")  # where a service is, an
 
 
 _NAME = re.compile(r"([A-Za-z0-9][\w./:@+-]{0,199})?", re.ASCII)  # none, or what fits into any path and header
+_UNLIKE_URL = re.compile(r"[%?#\t\r\n]")  # characters of a path that a URL would take for something else, or leave out
 
 
 class SettingsError(ValueError):
@@ -89,7 +90,8 @@ def _home() -> Path:
 
 
 def _default_store(settings: dict[str, object]) -> str:
-    return f"lmdb://{Path(str(settings['data'])).absolute()}/store"
+    path = str(Path(str(settings["data"])).absolute())
+    return f"lmdb://{_UNLIKE_URL.sub(lambda found: quote(found[0]), path)}/store"  # a plain path stays as it is
 
 
 def _policy(policy: str) -> str:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from service.lab.demo.demo_answers import demo_settings
 from service.settings import Settings, SettingsError, load_settings
+from store.url import open_store
 
 
 def test_defaults_bind_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +20,19 @@ def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("KVWEAVE_CONFIG", str(tmp_path / "k.toml"))
     monkeypatch.setenv("KVWEAVE_PORT", "9002")
     assert load_settings() == Settings(store="mem://", port=9002)
+
+
+@pytest.mark.parametrize("name", ["c#1", "a?budget=1", "p%41q", "a\tb", "plain é space"])
+def test_the_store_is_in_the_data_folder_whatever_its_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv("KVWEAVE_DATA", str(tmp_path / name / "data"))
+    settings = load_settings()
+    for each in (settings, demo_settings(settings)):
+        with open_store(each.store):
+            assert (each.data / "store").is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert name != "plain é space" or settings.store == f"lmdb://{settings.data}/store"
 
 
 @pytest.mark.parametrize(

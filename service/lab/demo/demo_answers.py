@@ -86,10 +86,8 @@ class Answered:
 
 def demo_settings(settings: Settings) -> Settings:
     """The defaults, in a folder below the user's data. Only where it computes is the user's choice."""
-    data = settings.data.absolute() / FOLDER
     return Settings.model_construct(
-        data=data,
-        store=f"lmdb://{data}/store",
+        data=settings.data.absolute() / FOLDER,  # and its store below that
         reuse="always",
         embedder=NONE,
         device=settings.device,
