@@ -38,7 +38,7 @@ class Strict(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Of a list's faults the first is told: to gather those of very many items holds the event loop for seconds."""
+        """The first of a list's faults is told: to gather those of very many items holds the event loop for seconds."""
         schema = handler(source)
         inside: list[object] = [schema]
         while inside:
