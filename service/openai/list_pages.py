@@ -12,7 +12,9 @@ from service.errors import NotFound
 MOST: Final = 100
 MOST_ASKED: Final = 10_000  # of files; a page has no more than the others all the same
 
-_Id = Annotated[str | None, Query(max_length=4000)]
+LONGEST_ID: Final = len("file-") + 1100 * 4 * len("~XX")  # a document has 1,100 characters, each four bytes at most
+
+_Id = Annotated[str | None, Query(max_length=LONGEST_ID, pattern=r"^[A-Za-z0-9._~-]*$")]  # as ids are spelt
 
 
 @dataclass(frozen=True, slots=True)

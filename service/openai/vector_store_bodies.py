@@ -9,7 +9,7 @@ from retriever.documents import Json
 from retriever.filter_condition import condition
 from retriever.upload_types import UploadState
 from service.api.fields import WHOLE, CollectionName, Strict, Whole
-from service.openai.list_pages import ListBody
+from service.openai.list_pages import LONGEST_ID, ListBody
 from service.openai.request import Refused, not_served
 
 MOST_FILES = 500
@@ -20,7 +20,7 @@ Ordered = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")] | int | float
 Scalar = Ordered | bool
 Told = str | int | float | bool  # in answers: what came in as metadata may hold a NUL
 
-FileId = Annotated[str, Field(min_length=1, max_length=4000, examples=["file-report-7"])]
+FileId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, examples=["file-report-7"])]
 NoExpiry = Annotated[Refused, not_served("nothing expires here: delete it when it is not needed any more")]
 NoMetadata = Annotated[Refused, not_served("a vector store keeps no metadata here: give its files attributes")]
 NoDescription = Annotated[Refused, not_served("a vector store keeps no description here: leave it out")]

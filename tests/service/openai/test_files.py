@@ -135,6 +135,18 @@ def test_documents_of_ours_are_files_too(service: Inside, client: OpenAI) -> Non
         assert good(rest.get("/v1/documents"))["documents"] == []
 
 
+def test_lists_are_walked_past_the_longest_ids(service: Inside, client: OpenAI) -> None:
+    longest = [{"id": letter * 1024, "text": f"Halio keeps {letter}."} for letter in "𝄞𝄟𝄢"]
+    with service.client() as rest:
+        put_in(rest, longest, collection="clefs")
+    files = {FILES.id_of(each["id"]) for each in longest}
+    assert {each.id for each in client.vector_stores.files.list("vs_clefs", limit=1)} == files
+    assert {each.id for each in client.files.list(limit=1)} == files
+    store = client.vector_stores.create(name="others").id
+    batch = client.vector_stores.file_batches.create_and_poll(store, file_ids=[*files])
+    assert batch.file_counts.completed == 3
+
+
 def test_a_batch_is_put_in_together_and_counted(client: OpenAI) -> None:
     files = [client.files.create(file=(f"{n}.txt", b"Letter %d." % n), purpose="user_data").id for n in range(3)]
     store = client.vector_stores.create(name="letters", file_ids=files[:1]).id
