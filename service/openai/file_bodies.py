@@ -70,9 +70,9 @@ class AttachedFile(Strict):
 
 
 class AttributeChange(Strict):
-    """The attributes that take the place of those that are there."""
+    """The attributes that take the place of those that are there; null for none."""
 
-    attributes: Attributes
+    attributes: Attributes | None
 
 
 class FileBatch(OneOf):

@@ -42,7 +42,7 @@ class TextRequest(SamplingFields, Conversation):
 
     model: str = Field(examples=["default"])
     prompt: Annotated[Prompt | Prompts, BeforeValidator(_texts)] = Field(examples=["Mira lives in"])
-    max_tokens: Most = FEW_TOKENS
+    max_tokens: Most | None = FEW_TOKENS
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES), WHOLE] | None = Field(
         None, description="Answers to each prompt; more than one with a generator alone"
     )
@@ -69,7 +69,7 @@ class TextRequest(SamplingFields, Conversation):
         if self.echo and self.logprobs is not None:
             raise Invalid("there are no logprobs of a prompt: leave one of both out", field="echo")
         sampling = replace(
-            self.over(defaults.usual), choices=choices, max_tokens=self.max_tokens, logprobs=self.logprobs
+            self.over(defaults.usual), choices=choices, max_tokens=self.max_tokens or FEW_TOKENS, logprobs=self.logprobs
         )
         return [
             AnswerRequest(

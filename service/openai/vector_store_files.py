@@ -74,7 +74,7 @@ def change_vector_store_file(by: By, vector_store_id: str, *, file_id: str, chan
     """Give a file of a vector store other attributes. Nothing is computed again."""
     with by.tenant.catalog.view() as view:
         file = _file_in(by, view, vector_store_id=vector_store_id, file_id=file_id)
-    change_attributes(by, file, attributes=change.attributes)
+    change_attributes(by, file, attributes=change.attributes or {})
     return get_vector_store_file(by, vector_store_id, file_id=file_id)
 
 

@@ -69,6 +69,12 @@ def test_several_texts_go_on_each_by_itself_in_order(client: OpenAI) -> None:
     assert answer.usage and answer.usage.prompt_tokens == sum(gone_on(text, 6)[1] for text in TEXTS)
 
 
+def test_null_is_the_same_as_nothing(client: OpenAI) -> None:
+    said = client.completions.create(model="default", prompt=TEXTS[1], temperature=0)
+    again = client.completions.create(model="default", prompt=TEXTS[1], temperature=0, max_tokens=None)
+    assert (said.choices[0].text, said.usage) == (again.choices[0].text, again.usage)
+
+
 def test_log_probabilities_have_the_older_form(client: OpenAI) -> None:
     asked = {"model": "default", "prompt": TEXTS[0], "max_tokens": 6, "temperature": 0, "logprobs": 2}
     [choice] = client.completions.create(**asked).choices  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -130,6 +130,7 @@ def test_documents_of_ours_are_files_too(service: Inside, client: OpenAI) -> Non
     assert client.files.retrieve(file.id).filename == "a/b c"
     changed = client.vector_stores.files.update(file.id, vector_store_id="vs_ours", attributes={"m": "x"})
     assert changed.attributes == {"m": "x"}
+    assert client.vector_stores.files.update(file.id, vector_store_id="vs_ours", attributes=None).attributes == {}
     client.files.delete(file.id)
     with service.client() as rest:
         assert good(rest.get("/v1/documents"))["documents"] == []
