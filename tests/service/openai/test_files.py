@@ -165,6 +165,21 @@ def test_a_batch_is_put_in_together_and_counted(client: OpenAI) -> None:
     assert refused(lambda: client.vector_stores.file_batches.retrieve(batch.id, vector_store_id="vs_other"))[0] == 404
 
 
+def test_a_walk_of_what_is_in_progress_goes_on_when_some_of_it_is_completed(service: Inside, client: OpenAI) -> None:
+    store = client.vector_stores.create(name="letters").id
+    files = [client.files.create(file=("a.txt", b"Letter %d." % n), purpose="assistants").id for n in range(3)]
+    with service.core.ingest.resting():
+        for each in files:
+            client.vector_stores.files.create(store, file_id=each)
+        page = client.vector_stores.files.list(store, filter="in_progress", limit=2)
+        assert [each.id for each in page.data] == files[:0:-1]
+        client.files.delete(files[2])
+        assert [each.id for each in page.get_next_page().data] == files[:1]
+    client.vector_stores.files.poll(files[0], vector_store_id=store, poll_interval_ms=20)
+    client.vector_stores.files.poll(files[1], vector_store_id=store, poll_interval_ms=20)
+    assert not page.get_next_page().data
+
+
 def test_what_cannot_be_computed_has_failed_and_says_why(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("no")

@@ -1,7 +1,7 @@
 """Vector stores by OpenAI's own client, unchanged, in front of a running service: what it makes are collections."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -81,6 +81,22 @@ def test_lists_are_walked_by_the_client_in_the_order_in_which_stores_came(client
     finally:
         for each in made:
             client.vector_stores.delete(each)
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_a_list_goes_on_where_a_page_ended_though_what_stood_there_is_gone(
+    service: Inside, client: OpenAI, order: Literal["asc", "desc"]
+) -> None:
+    made = [client.vector_stores.create().id for _ in range(6)]
+    walked: list[str] = []
+    for each in client.vector_stores.list(order=order, limit=2):
+        if each.id in made:
+            walked.append(client.vector_stores.delete(each.id).id)
+    assert walked == (made if order == "asc" else made[::-1])
+    kept = client.vector_stores.list().data
+    assert not set(made) & {each.id for each in kept}
+    with bound(service, to="a") as other, pytest.raises(openai.NotFoundError, match="is not in this list"):
+        other.vector_stores.list(after=made[1])
 
 
 @pytest.mark.parametrize(
