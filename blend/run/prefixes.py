@@ -6,7 +6,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
@@ -69,6 +70,15 @@ class _Beginning:
         return common if common >= self.least else 0
 
 
+@contextmanager
+def _if_there_is_memory() -> Generator[None]:
+    """Has what is kept for later cost nobody an answer, or the engine its thread."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch has no other for what it finds no memory for
+        log.warning("a beginning of a prompt is not kept", exc_info=error)
+
+
 class Prefixes:
     """Keeps the beginnings that were used last, within a number of bytes and a time since their last use. What is kept
     for one owner serves no other. Used by one thread, but for `tokens` and `end_sessions`.
@@ -105,6 +115,7 @@ class Prefixes:
             context.copy_first(tokens, rows)
             context.placed, context.cached = tokens, found.cached
 
+    @_if_there_is_memory()
     def keep(
         self, ids: Sequence[int], context: Context, *, owner: str = "", session: Session | None = None, least: int = 0
     ) -> None:

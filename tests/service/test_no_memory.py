@@ -169,6 +169,28 @@ class TestADecodingStep:
         check_alive(running)
 
 
+def test_no_memory_for_what_later_turns_would_begin_with_costs_no_answer(
+    running: Demo, exhausted: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = {"role": "user", "content": f"Why {exhausted!r}?"}
+    blend = {"policy": "prefix"}  # each turn is exact
+    body = {"model": "default", "messages": [turn], "max_tokens": 4, "session": "s", "blend": blend}
+    kept, first = Context.first, list[int]()
+
+    def fail(context: Context, tokens: int) -> Context:
+        first.append(tokens)
+        raise exhausted
+
+    monkeypatch.setattr(Context, "first", fail)
+    told = [good(running.client.post("/v1/chat/completions", json=body)) for _ in range(2)]
+    monkeypatch.setattr(Context, "first", kept)
+    told += [good(running.client.post("/v1/chat/completions", json=body)) for _ in range(2)]
+    assert first
+    assert len({each["choices"][0]["message"]["content"] for each in told}) == 1
+    assert told[3]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    check_alive(running)
+
+
 @contextmanager
 def failing_captures(error: Exception, is_too_much: Callable[[Sequence[Ids]], bool]) -> Generator[list[int]]:
     """How many chunks each capture was asked for."""
