@@ -244,5 +244,5 @@ class AnswerBuilder:
         session = self.queued.exact_session if is_plain else self.queued.session
         if self._is_whole and (self.queued.session or (is_plain and request.order.policy != "full")):
             computed = (*prompt, *self._text.generated)[: self.slot]
-            least = 0 if is_plain else min(len(prompt), len(computed))
+            least = 0 if is_plain else len(prompt) - 1  # so that the same turn once more gets it
             prefixes.keep(computed, self.context, owner=request.owner, session=session, least=least)

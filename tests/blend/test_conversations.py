@@ -152,6 +152,14 @@ def test_what_a_session_computes_anew_for_each_question_adds_up(policy: str) -> 
     assert chosen[0] and chosen[1] and not chosen[-1]
 
 
+def test_a_turn_of_a_session_that_is_asked_again_computes_its_last_token() -> None:
+    first = EngineRequest(MIXED.prompt(ours("llama")), GREEDY, BlendOrder("reuse"), session="s")
+    with engine(ours("llama")) as to:
+        once, again = [Asked(to, first).wait() for _ in range(2)]
+    assert (again.ready.report.fresh, again.ids) == (1, once.ids)
+    assert once.ready.report.fresh > 1
+
+
 @pytest.mark.parametrize(
     "other",
     [
