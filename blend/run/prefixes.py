@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from blend.run.spill import Spill, SpilledContext
 MOST = 256  # beginnings of an owner: each is compared with a prompt
 FILES = 64  # of them that are on the disk: each takes one of the files that a process may have open
 KEPT_S = 3600.0
-ENDED_S = 86_400.0  # no prompt takes longer
+ENDED = 1000  # sessions of a payer that are known by name to have ended
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,8 @@ class Prefixes:
         self._room = bytes_at_most
         self._spill = spill
         self._clock = clock
-        self._ended: dict[tuple[str, str], float] = {}  # when a payer's session last was; without a name: when all were
+        self._ended: dict[str, dict[str, float]] = {}  # when a payer's session last was; without a name: when all were
+        self._late: dict[str, float] = {}  # of this payer's prompts those that are no newer leave nothing
         self._kept: list[_Beginning] = []  # the one used last is the last; never changed, but replaced
 
     @property
@@ -124,7 +124,9 @@ class Prefixes:
         records.
         """
         states, wanted = context.states.behind(len(ids)), np.asarray(ids, np.int64)
-        if not len(wanted) or states is None or self._is_over(session) or (session and session.keep_s == 0):
+        if not len(wanted) or states is None or self._is_over(session):
+            return
+        if session and (session.keep_s == 0 or session.as_of <= self._late.get(session.payer, -math.inf)):
             return
         if len(wanted) * context.token_bytes + states.nbytes > self._room:
             return
@@ -147,17 +149,17 @@ class Prefixes:
         """Keep nothing of this payer's session of this name, or of what any has of documents that were looked up so
         far.
         """
-        now = self._clock()
-        self._ended.pop((payer, name), None)  # the one that ended last is the last
-        self._ended[payer, name] = now
-        for key in [*takewhile(lambda key: self._ended[key] < now - ENDED_S, self._ended)]:
-            del self._ended[key]
+        ended = self._ended.setdefault(payer, {})
+        ended.pop(name, None)  # the one that ended last is the last
+        ended[name] = self._clock()
+        while len(ended) > ENDED and not any(self._is_over(each.session) for each in self._kept):
+            self._late[payer] = ended.pop(next(iter(ended)))
 
     def _is_over(self, session: Session | None) -> bool:
         if session is None:
             return False
-        names = (session.name, "") if session.order else (session.name,)
-        return session.as_of <= max(self._ended.get((session.payer, name), -math.inf) for name in names)
+        names, ended = (session.name, "") if session.order else (session.name,), self._ended.get(session.payer, {})
+        return session.as_of <= max(ended.get(name, -math.inf) for name in names)
 
     def expire(self) -> None:
         """Drop what was not used for too long."""

@@ -154,6 +154,30 @@ def test_a_session_that_is_ended_by_its_name_leaves_nothing_blended_or_exact_and
     assert not prefixes._kept
 
 
+def test_of_many_that_ended_few_names_are_known_and_what_is_on_its_way_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("blend.run.prefixes.ENDED", 2)
+    now = [10.0]
+    prefixes = Prefixes(1 << 20, clock=lambda: now[0])
+
+    def left(name: str, as_of: float) -> int:
+        session = Session("a", name, "reuse", as_of=as_of)
+        prefixes.keep((1, 2), context("a", (1, 2)), owner="a", session=session)
+        return prefixes.tokens((1, 2), owner="a", session=session)
+
+    assert left("0", 9.0) == left("stays", 9.0) == 2
+    for name in "0123":
+        now[0] += 1.0
+        prefixes.end_sessions("a", name)
+    assert len(prefixes._ended["a"]) > 2, "what is kept is known to have ended"
+    prefixes.expire()
+    prefixes.end_sessions("a", "4")
+    assert [*prefixes._ended["a"]] == ["3", "4"]
+    assert (left("0", 9.0), left("0", 13.5)) == (0, 2)
+    assert prefixes.tokens((1, 2), owner="a", session=Session("a", "stays", "reuse")) == 2
+
+
 def test_a_lease_is_as_long_as_it_was_named_and_goes_before_what_else_its_owner_has() -> None:
     """A pin takes no other owner's share."""
     now = [10.0]
