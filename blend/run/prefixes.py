@@ -202,12 +202,12 @@ class Prefixes:
 
     def _spilled(self, kept: list[_Beginning], leaving: _Beginning) -> list[_Beginning]:
         """Those that stay: with this one on its way to the disk, where older ones make room for it, or without it."""
+        if not self._spill or _blended(leaving.session):  # what documents are in stays in memory
+            return _without(kept, [leaving])
         on_disk = [each for each in kept if each.on_disk]
         taken = sum(each.context.nbytes for each in on_disk)
-        gone = _beyond(self._spill.room(taken), [*on_disk[1 - FILES :], leaving]) if self._spill else [leaving]
-        gone += on_disk[: 1 - FILES]
-        may_go = not _blended(leaving.session) and leaving not in gone  # what documents are in stays in memory
-        if self._spill and may_go and self._spill.put(leaving.context, partial(_moved, leaving)):
+        gone = _beyond(self._spill.room(taken), [*on_disk[1 - FILES :], leaving]) + on_disk[: 1 - FILES]
+        if leaving not in gone and self._spill.put(leaving.context, partial(_moved, leaving)):
             leaving.on_disk = True
             return _without(kept, gone)
         return _without(kept, [*gone, leaving])

@@ -332,6 +332,15 @@ def test_a_disk_that_is_broken_or_full_costs_time_alone(tmp_path: Path) -> None:
     assert not any(each.on_disk for each in prefixes._kept)
 
 
+def test_what_never_goes_to_the_disk_takes_nothing_from_it(tmp_path: Path) -> None:
+    prefixes = Prefixes(2 * TOKEN_BYTES, spill=Spill(tmp_path, 4 * TOKEN_BYTES, writer=AtOnce()))
+    for first in range(4):
+        order = "reuse" if first > 1 else ""
+        said = Session("a", f"{first}", order)
+        prefixes.keep((first, first), context("a", (first, first)), owner="a", session=said)
+    assert [(each.ids[0], each.on_disk) for each in prefixes._kept] == [(0, True), (1, True), (3, False)]
+
+
 def test_a_full_disk_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=19 * TOKEN_BYTES))
     prefixes = Prefixes(2 * TOKEN_BYTES, spill=Spill(tmp_path, 1 << 20, writer=AtOnce()))
