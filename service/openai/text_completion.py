@@ -68,15 +68,14 @@ class TextRequest(SamplingFields, Conversation):
             raise Invalid("a stream is of one prompt: ask for each by itself", field="prompt")
         if self.echo and self.logprobs is not None:
             raise Invalid("there are no logprobs of a prompt: leave one of both out", field="echo")
-        sampling = replace(
-            self.over(defaults.usual), choices=choices, max_tokens=self.max_tokens or FEW_TOKENS, logprobs=self.logprobs
-        )
+        most = self.max_tokens or FEW_TOKENS
+        usual = replace(defaults.usual, choices=choices, max_tokens=most, logprobs=self.logprobs)
         return [
             AnswerRequest(
                 principal=principal,
                 turns=(Turn("user", each),),
                 order=order_of(self.blend, default=defaults.order),
-                sampling=sampling,
+                sampling=self.over(usual),  # of its own: penalties count what was said
                 is_raw=True,
                 inline=True,
                 session=self.session or "",

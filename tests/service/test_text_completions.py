@@ -75,6 +75,12 @@ def test_null_is_the_same_as_nothing(client: OpenAI) -> None:
     assert (said.choices[0].text, said.usage) == (again.choices[0].text, again.usage)
 
 
+def test_a_penalty_counts_what_one_text_went_on_with(client: OpenAI) -> None:
+    asked = {"model": "default", "max_tokens": 6, "temperature": 0, "frequency_penalty": 2}
+    texts = [client.completions.create(prompt=[TEXTS[1]] * many, **asked) for many in (1, 2)]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert [each.text for each in texts[1].choices] == [texts[0].choices[0].text] * 2
+
+
 def test_log_probabilities_have_the_older_form(client: OpenAI) -> None:
     asked = {"model": "default", "prompt": TEXTS[0], "max_tokens": 6, "temperature": 0, "logprobs": 2}
     [choice] = client.completions.create(**asked).choices  # pyright: ignore[reportArgumentType, reportCallIssue]
