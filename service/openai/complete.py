@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
@@ -11,7 +11,9 @@ from blake3 import blake3
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from service.answers.events import Event, WholeAnswer, whole_answer
+from service.answers.answer_request import AnswerRequest
+from service.answers.events import WholeAnswer, whole_answer
+from service.answers.pipeline import Pipeline
 from service.api.caller import By, Caller
 from service.api.problems import request_id_of
 from service.api.questions import SecondsGiven
@@ -42,13 +44,11 @@ async def complete(body: ChatRequest, request: Request, *, by: By, within_s: Sec
 
 async def go_on(body: TextRequest, request: Request, *, by: By, within_s: SecondsGiven = None) -> Response:
     core, envelope = by.core, _envelope(by, body.model, request=request, kind="cmpl")
-    asked = [
-        core.pipeline.answer(replace(each, within_s=within_s))
-        for each in body.asked(by.who, id=envelope.id, defaults=Defaults.of(core))
-    ]
+    asked = body.asked(by.who, id=envelope.id, defaults=Defaults.of(core))
     if body.stream:
-        return await streamed(request, asked[0], form=TextChunks(body, envelope))
-    answers = await unless_gone(request, _each(asked))
+        events = core.pipeline.answer(replace(asked[0], within_s=within_s))
+        return await streamed(request, events, form=TextChunks(body, envelope))
+    answers = await unless_gone(request, _each(core.pipeline, asked, within_s=within_s))
     if answers is None:
         return client_gone()
     whole = text_completion(body, [completion(each, envelope) for each in answers], envelope=envelope)
@@ -62,9 +62,13 @@ def _envelope(by: Caller, model: str, *, request: Request, kind: str) -> Envelop
     return Envelope(f"{kind}-{number}", int(time.time()), by.core.model_name, _fingerprint(by.core.model))
 
 
-async def _each(asked: Sequence[AsyncGenerator[Event]]) -> list[WholeAnswer]:
-    """The answers, one after the other."""
-    return [await whole_answer(events) for events in asked]
+async def _each(pipeline: Pipeline, asked: Sequence[AnswerRequest], *, within_s: float | None) -> list[WholeAnswer]:
+    """The answers, one after the other, all of them within the time."""
+    begun, answers = time.monotonic(), list[WholeAnswer]()
+    for each in asked:
+        left_s = None if within_s is None else within_s - (time.monotonic() - begun)
+        answers.append(await whole_answer(pipeline.answer(replace(each, within_s=left_s))))
+    return answers
 
 
 def _fingerprint(model: ServedModel) -> str:

@@ -1,6 +1,6 @@
 """OpenAI's official client has a running service go on with texts, unchanged; transformers says how they go on."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from functools import cache
 from typing import Any, cast
 
@@ -10,6 +10,8 @@ import torch
 from openai import OpenAI
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from service.answers.answer_request import AnswerRequest
+from service.answers.events import Event
 from service.builtin import CHECKPOINT
 from tests.service.official import official
 from tests.service.passages import PASSAGES, QUESTIONS
@@ -79,6 +81,22 @@ def test_a_penalty_counts_what_one_text_went_on_with(client: OpenAI) -> None:
     asked = {"model": "default", "max_tokens": 6, "temperature": 0, "frequency_penalty": 2}
     texts = [client.completions.create(prompt=[TEXTS[1]] * many, **asked) for many in (1, 2)]  # pyright: ignore[reportArgumentType, reportCallIssue]
     assert [each.text for each in texts[1].choices] == [texts[0].choices[0].text] * 2
+
+
+def test_the_time_that_is_given_is_for_all_texts(
+    client: OpenAI, service: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, given = service.core.pipeline, list[float]()
+    answer = pipeline.answer
+
+    def noted(ask: AnswerRequest) -> AsyncGenerator[Event]:
+        given.append(ask.within_s or 0)
+        return answer(ask)
+
+    monkeypatch.setattr(pipeline, "answer", noted)
+    headers = {"X-Request-Timeout": "60"}
+    client.completions.create(model="default", prompt=TEXTS, max_tokens=2, extra_headers=headers)
+    assert 60 >= given[0] > given[1] > given[2] > 0
 
 
 def test_log_probabilities_have_the_older_form(client: OpenAI) -> None:
