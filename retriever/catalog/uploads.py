@@ -77,14 +77,27 @@ class UploadsChange(VersionsChange):
     def expected(self) -> tuple[int, int]:
         """How many documents and how many chunks there are when all uploads so far are ready.
 
-        A document that does not serve yet, or a file, counts as one chunk.
+        A file, or a document of which nothing is staged and nothing serves, counts as one chunk.
         """
         serves = "SELECT 1 FROM documents d WHERE d.id = u.document AND d.serving = 1"
-        live = f"SELECT count(*) FROM uploads u INDEXED BY live_uploads WHERE {LIVE} AND NOT EXISTS ({serves})"
-        [arriving] = self._run(live).fetchone()
+        counts = "count(*), count(*) FILTER (WHERE u.version IS NULL)"
+        live = f"SELECT {counts} FROM uploads u INDEXED BY live_uploads WHERE {LIVE} AND NOT EXISTS ({serves})"
+        arriving, uncut = self._run(live).fetchone()
         [documents] = self._run("SELECT count(*) FROM documents WHERE serving = 1").fetchone()
         [chunks] = self._run("SELECT count(*) FROM chunks").fetchone()
-        return documents + arriving, chunks + arriving
+        return documents + arriving, chunks + uncut - self._leaving()
+
+    def _leaving(self) -> int:
+        """How many chunks nothing has any more once all that is staged serves."""
+        staged = f"SELECT document FROM uploads INDEXED BY live_uploads WHERE {LIVE} AND version IS NOT NULL"
+        held = (
+            "SELECT p.chunk, count(*) AS times FROM documents d JOIN passages p ON p.document = d.row "
+            f"WHERE d.serving = 1 AND d.id IN ({staged}) GROUP BY p.chunk"
+        )
+        [leaving] = self._run(
+            f"SELECT count(*) FROM ({held}) AS held JOIN chunks c ON c.row = held.chunk WHERE c.uses = held.times"
+        ).fetchone()
+        return leaving
 
     def waiting_bytes(self) -> tuple[int, int]:
         """How large the contents of live uploads are together: of those with a collection, and of those without."""

@@ -16,7 +16,7 @@ from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_contexts import ChunkContexts, ContextKey, ContextName
 from service.model.capture_context import CaptureContext
 from service.model.served_model import Ids, ServedModel
-from service.truth.control import Control
+from service.truth.control import Control, Quota
 from store.fingerprint import Fingerprint
 from store.key import CacheKey, fingerprint_in
 
@@ -100,6 +100,11 @@ class ChunkCaptures:
     def domain_fields(self) -> frozenset[str]:
         """The metadata by which filters of the tenant's keys divide its documents into domains."""
         return self._control.bound_fields(self._tenant)
+
+    @property
+    def quota(self) -> Quota:
+        """How much the tenant may keep."""
+        return self._control.quota(self._tenant)
 
     def chunk(self, chunk: str, metadata: Json) -> DomainChunk:
         """The chunk as it is shared by documents with this metadata."""

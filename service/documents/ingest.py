@@ -25,11 +25,11 @@ from service.documents.chunk_capture import ChunkCapture, Purpose
 from service.documents.collection_rules import CollectionRules
 from service.documents.ingestion import Ingestion, next_large, next_small
 from service.documents.lines import Line, Lines
+from service.documents.quotas import QuotaCheck
 from service.documents.tenants import Tenant, Tenants
 from service.errors import Exhausted, Unavailable
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
-from service.truth.control import Quota
 from store.blob_store import Put
 from store.errors import Miss, StoreError
 
@@ -97,13 +97,11 @@ class Ingest:
         """Keeps uploads for good, to work on them soon. Returns their job's id. Raises Exhausted beyond the quota, and
         where too much of the tenant's would wait."""
         job = _new_job(owner)
-        quota = self._tenants.control.quota(tenant.name)
+        quota = tenant.captures.quota
         with tenant.catalog.change() as change:
-            waiting = change.waiting_bytes()
-            if quota == Quota():
-                change.accept(job, uploads)
-            else:
-                _accept_within(quota, change, job=job, uploads=uploads, tenant=tenant.name)
+            waiting, within = change.waiting_bytes(), QuotaCheck(tenant.name, quota, change)
+            change.accept(job, uploads)
+            within.check(change)
             for place, now in enumerate(change.waiting_bytes()):
                 self._check_waiting(waiting[place], now, is_idle=place == 1)
         self.wake(tenant.name)
@@ -388,17 +386,3 @@ class Ingest:
 
 def _new_job(owner: str) -> str:
     return f"job-{owner}-{secrets.token_hex(16)}" if owner else f"job-{secrets.token_hex(16)}"
-
-
-def _accept_within(quota: Quota, change: CatalogChange, *, job: str, uploads: Sequence[NewUpload], tenant: str) -> None:
-    """Accepts the uploads, or raises Exhausted, and with it gives up the change, where there would be too much."""
-    before = change.expected()
-    change.accept(job, uploads)
-    limits = (("documents", quota.documents), ("chunks", quota.chunks))
-    for (what, most), was, now in zip(limits, before, change.expected(), strict=True):
-        if most is not None and now > max(most, was):
-            raise Exhausted(
-                f"the quota of tenant {tenant!r} is {most} {what}, this would be more: delete some, "
-                "or have the quota raised",  # how many there are is not for a key with a filter to know
-                retry_after_s=60,
-            )

@@ -21,7 +21,9 @@ from service.documents.chunk_captures import PlannedChunk
 from service.documents.collection_rules import CollectionRules, kept_rules
 from service.documents.drafts import cut_draft, decode_draft, named, upload_of
 from service.documents.fillers import prepare
+from service.documents.quotas import QuotaCheck
 from service.documents.tenants import Tenant
+from service.errors import Exhausted
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from store.blob_store import Put
@@ -108,7 +110,7 @@ class Ingestion:
             elif first:
                 with suppress(_Unwanted):
                     self._ingest(contents)
-        except (DocumentError, TokenizerError) as error:
+        except (DocumentError, TokenizerError, Exhausted) as error:
             if len(self._live) > 1:
                 raise
             self.fail(str(error))
@@ -140,9 +142,12 @@ class Ingestion:
         if not drafts:
             self.fail(problems or f"{upload.name} holds no text")
             return
+        quota = self._tenant.captures.quota
         with self._tenant.catalog.change() as change:
+            within = QuotaCheck(self._tenant.name, quota, change)
             if change.advance(replace(upload, detail=problems)):
                 change.expand(upload.number, [upload_of(draft, upload.collection) for draft in drafts])
+                within.check(change)
         self._metrics.uploaded(self._tenant.name, state=UploadState.READY.value)
 
     def _ingest(self, contents: Mapping[int, bytes]) -> None:
@@ -194,9 +199,13 @@ class Ingestion:
             found = (documents[number].metadata for number in documents if number in self._live)
             labels = [Label(self._collection, metadata) for metadata in found]
             prepare(change, labels, staged=claimed, fields=self._tenant.captures.domain_fields)
+            within.check(change)
             return claimed
 
         if documents:
+            quota = self._tenant.captures.quota
+            with self._tenant.catalog.change() as before:
+                within = QuotaCheck(self._tenant.name, quota, before)
             wanted = [*documents.values()]
             anew = self._tenant.captures.unshared(wanted)
             with suppress(_Unwanted):

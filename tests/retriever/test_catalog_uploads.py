@@ -187,6 +187,16 @@ class UploadContract(Contract):
         with catalog.change() as change:
             assert change.expected() == (1 + 2, 2 + 2)
 
+    def test_what_is_expected_counts_the_chunks_of_what_is_staged_without_those_that_then_go(
+        self, catalog: Catalog
+    ) -> None:
+        put(catalog, document("serves", "stays", "goes", "goes"), document("other", "stays here"))
+        for upload in accepted(catalog, new("serves"), new("comes")):
+            version = staged(catalog, document(upload.document, "stays", f"new in {upload.document}", "and this"))
+            assert advanced(catalog, replace(upload, state=UploadState.COMPUTING, version=version))
+        with catalog.change() as change:
+            assert change.expected() == (2 + 1, 3 - 1 + 3)
+
 
 class TestSqliteUploads(Sqlite, UploadContract):
     pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,38 @@ def test_a_quota_holds_for_what_waits_too(running: Demo) -> None:
         running.core.control.set_quota("default", Quota())
         put_in(running.client, DOCUMENTS[:1])
         for name in names:
+            running.client.delete(f"/v1/documents/{name}")
+
+
+def test_a_quota_holds_for_what_comes_out_of_a_file_and_of_a_text(running: Demo) -> None:
+    """One that exceeds it fails for itself, beside others; what replaces as much does not."""
+    counts = good(running.client.get("/v1/stats"))
+    long = " ".join(f"Kelo {number} lives in house {number} of Sunel." for number in range(300))
+    told = "the quota of tenant 'default' is {} {}, this would be more: delete some, or have the quota raised"
+
+    def ended(**sent: Any) -> list[tuple[str, str]]:  # noqa: ANN401
+        job = good(running.client.post("/v1/documents", **sent))["job_id"]
+        items = finished(running.client, job)["items"]
+        return [(each["state"], each["detail"]) for each in items]
+
+    try:
+        most = counts["documents"] + 2
+        running.core.control.set_quota("default", Quota(most, None))
+        for count, states in ((3, [("failed", told.format(most, "documents"))]), (2, [("ready", "")] * 3)):
+            lines = "\n".join(json.dumps({"id": f"line-{at}", "text": f"{NEW} {at}"}) for at in range(count))
+            assert ended(files={"files": ("x.jsonl", lines)}) == states
+        most = counts["chunks"] + 4
+        running.core.control.set_quota("default", Quota(None, most))
+        documents = [{"id": "long", "text": long}, {"id": "line-0", "text": f"{NEW} again"}, {"id": "a", "text": NEW}]
+        assert ended(json={"documents": documents}) == [
+            ("failed", told.format(most, "chunks")),
+            ("ready", ""),
+            ("ready", ""),
+        ]
+        assert good(running.client.get("/v1/stats"))["chunks"] <= most
+    finally:
+        running.core.control.set_quota("default", Quota())
+        for name in ("line-0", "line-1", "a"):
             running.client.delete(f"/v1/documents/{name}")
 
 
