@@ -16,6 +16,7 @@ from service.documents.corpus_listing import CorpusFile
 from store.errors import StoreError
 
 _DIGEST = 16  # bytes
+_TOLD = 20  # problems of a file; it may have as many as lines
 
 
 def encode_draft(draft: Draft) -> bytes:
@@ -50,6 +51,12 @@ def named(drafts: Sequence[Draft], file: str) -> list[Draft]:
     if len(drafts) == 1 and not drafts[0].id:
         return [replace(drafts[0], id=file)]
     return [*drafts]
+
+
+def told(problems: Sequence[ReadingProblem]) -> str:
+    """What could not be read, for people: the first problems, and how many there are besides."""
+    more = [f"and {len(problems) - _TOLD:,} more"] if len(problems) > _TOLD else []
+    return "; ".join([*(f"{each.place}: {each.reason}" for each in problems[:_TOLD]), *more])
 
 
 def read_in(file: CorpusFile) -> Reading:

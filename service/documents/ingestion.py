@@ -19,7 +19,7 @@ from service.access.interpreter_time import INTERPRETER
 from service.documents.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.documents.chunk_captures import PlannedChunk
 from service.documents.collection_rules import CollectionRules, kept_rules
-from service.documents.drafts import cut_draft, decode_draft, named, upload_of
+from service.documents.drafts import cut_draft, decode_draft, named, told, upload_of
 from service.documents.fillers import prepare
 from service.documents.quotas import QuotaCheck
 from service.documents.tenants import Tenant
@@ -137,7 +137,7 @@ class Ingestion:
     def _expand(self, upload: QueuedUpload, content: bytes) -> None:
         """Turns a file into its documents. What of it cannot be read is told beside those that can."""
         reading = read(upload.name, content)
-        problems = "; ".join(f"{problem.place}: {problem.reason}" for problem in reading.problems)
+        problems = told(reading.problems)
         drafts = named(reading.drafts, upload.name)
         if not drafts:
             self.fail(problems or f"{upload.name} holds no text")

@@ -101,6 +101,17 @@ def test_a_quota_holds_for_what_comes_out_of_a_file_and_of_a_text(running: Demo)
             running.client.delete(f"/v1/documents/{name}")
 
 
+def test_of_what_a_file_has_that_cannot_be_read_the_first_is_told_and_how_much_there_is(running: Demo) -> None:
+    lines = "\n".join(['{"id": "bad"}'] * 1030 + [json.dumps({"id": "good-line", "text": NEW})])
+    job = good(running.client.post("/v1/documents", files={"files": ("x.jsonl", lines)}))["job_id"]
+    file, line = finished(running.client, job)["items"]
+    assert (file["state"], line["document"], line["state"]) == ("ready", "good-line", "ready")
+    *first, last = file["detail"].split("; ")
+    assert [each.split(": ")[0] for each in first] == [f"x.jsonl:{number}" for number in range(1, 21)]
+    assert last == "and 1,010 more"
+    running.forget("good-line")
+
+
 def test_an_index_that_cannot_be_saved_does_not_end_it(running: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = Gate()
 
