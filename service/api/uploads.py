@@ -16,6 +16,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.filter_condition import scope
 from retriever.readers.files import SUFFIXES, read
+from retriever.readers.reading import Reading
 from retriever.upload_types import NewUpload
 from service.api.caller import By, Caller
 from service.api.fields import (
@@ -32,7 +33,7 @@ from service.api.fields import (
 )
 from service.api.guards import SMALL, core_of, one_by_one, parse
 from service.documents.collection_rules import DEFAULT_COLLECTION, CollectionRules, check_collection
-from service.documents.drafts import document_id, named, upload_of
+from service.documents.drafts import document_id, named, told, upload_of
 from service.errors import Invalid, TooLarge
 
 M = TypeVar("M", bound=BaseModel)
@@ -99,7 +100,7 @@ class FileUpload(Strict):
 class Accepted(BaseModel):
     """What was put in is safe, and is computed in this job. `files`: those whose documents are not known yet.
 
-    `refused`: files that were left out, each with the reason.
+    `refused`: files that were left out, each with the reason, and what of others could not be read here.
     """
 
     job_id: str = Field(examples=["a1b2c3-5f1d0c2ab7"])
@@ -153,9 +154,9 @@ def located(accepted: Accepted, response: Response) -> Accepted:
 
 
 def draft_of_file(file: UploadedFile) -> Draft:
-    """A file as one document, under its name. Raises Invalid for one that cannot be read."""
+    """What can be read of a file as one document, under its name. Raises Invalid where that is nothing."""
     _check_file(file)
-    drafts = _read(file)
+    drafts = _read(file).drafts
     if len(drafts) == 1:
         return replace(drafts[0], title=file.name)
     texts = (each.text or "\n\n".join(part.text for part in each.parts) for each in drafts)
@@ -246,18 +247,21 @@ def _accept_files(by: Caller, files: Sequence[UploadedFile], *, fields: Sequence
     drafts: list[Draft] = []
     uploads: list[NewUpload] = []
     refused: list[Invalid] = []
+    unread: list[str] = []
     for file in files:
         try:
             _check_file(file)
             if is_read:
-                drafts += [with_metadata(draft, given.metadata) for draft in named(_read(file), file.name)]
+                reading = _read(file)
+                drafts += [with_metadata(draft, given.metadata) for draft in named(reading.drafts, file.name)]
+                unread += [told(reading.problems)] if reading.problems else []
             else:
                 uploads.append(NewUpload("", given.collection, file.name, file.content))
         except Invalid as error:  # which is no fault of the others
             refused.append(error)
     if len(refused) == len(files):
         raise RequestValidationError([{"type": "file", "loc": (e.field,), "msg": str(e)} for e in refused])
-    reasons = [str(error) for error in refused]
+    reasons = [*(str(error) for error in refused), *unread]
     if is_read:
         job, ids = accept(by, drafts, collection=given.collection)
         return Accepted(job_id=job, documents=ids, files=[], refused=reasons)
@@ -283,12 +287,13 @@ def _check_file(file: UploadedFile) -> None:
         raise Invalid(f"{file.name[:80]!r} is empty: leave it out", field="files")
 
 
-def _read(file: UploadedFile) -> Sequence[Draft]:
+def _read(file: UploadedFile) -> Reading:
+    """What the file has. Raises Invalid where nothing of it can be read."""
     reading = read(file.name, file.content)
-    if reading.problems:
+    if reading.problems and not reading.drafts:
         first = reading.problems[0]
         raise Invalid(f"{first.place[:80]} cannot be read: {first.reason}", field="files")
-    return reading.drafts
+    return reading
 
 
 def with_metadata(draft: Draft, metadata: Json) -> Draft:

@@ -201,6 +201,16 @@ def test_a_bad_file_is_refused_and_the_others_are_taken(data: dict[str, str], op
     )
 
 
+def test_what_can_be_read_of_a_file_is_taken_where_metadata_are_laid_over(operator: TestClient) -> None:
+    files = {"files": ("a.jsonl", '{"id": "a", "text": "A."}\n{"id": "bad"}\n{"id": "c", "text": "C."}')}
+    sent = operator.post("/v1/documents", files=files, data={"metadata": '{"team": "x"}'})
+    assert (sent.status_code, sent.json()["documents"]) == (202, ["a", "c"])
+    assert [reason.split()[0] for reason in sent.json()["refused"]] == ["a.jsonl:2:"]
+    nothing = {"files": ("a.jsonl", '{"id": "bad"}')}
+    sent = operator.post("/v1/documents", files=nothing, data={"metadata": '{"team": "x"}'})
+    assert (sent.status_code, sent.json()["errors"][0]["message"][:24]) == (422, "a.jsonl:1 cannot be read")
+
+
 def test_a_form_without_files_or_out_of_form_is_refused(operator: TestClient) -> None:
     empty = operator.post("/v1/documents", files={"other": ("a.txt", b"x")})
     assert empty.status_code == 422

@@ -220,6 +220,12 @@ def test_of_a_file_that_is_cut_off_nothing_is_kept(service: Inside, client: Open
     assert not client.files.list().data
 
 
+def test_what_can_be_read_of_a_file_is_kept(client: OpenAI) -> None:
+    lines = b'{"text": "Halio keeps a badger."}\n{"id": "bad"}\n{"text": "Mirel keeps a heron."}'
+    file = client.files.create(file=("a.jsonl", lines), purpose="assistants")
+    assert client.files.content(file.id).text == "Halio keeps a badger.\n\nMirel keeps a heron."
+
+
 def test_a_file_that_others_may_not_see_is_told_like_one_that_never_was(service: Inside, client: OpenAI) -> None:
     store = client.vector_stores.create(name="letters").id
     with bound(service, team="a") as mine, bound(service, team="a") as same, bound(service, team="b") as strangers:

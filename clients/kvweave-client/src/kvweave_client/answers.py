@@ -201,7 +201,7 @@ ChatEvent = ChatDelta | ChatAnswer
 class Accepted(msgspec.Struct, frozen=True):
     """What was put in is safe, and is computed in this job. `files`: those whose documents are not known yet.
 
-    `refused`: files that were left out, each with the reason.
+    `refused`: files that were left out, each with the reason, and what of others could not be read.
     """
 
     job_id: str
