@@ -248,9 +248,13 @@ def _accept_files(by: Caller, files: Sequence[UploadedFile], *, fields: Sequence
     uploads: list[NewUpload] = []
     refused: list[Invalid] = []
     unread: list[str] = []
+    names: set[str] = set()
     for file in files:
         try:
             _check_file(file)
+            if file.name in names:
+                raise Invalid(f"{file.name[:80]!r} is there twice: give each a name of its own", field="files")
+            names.add(file.name)
             if is_read:
                 reading = _read(file)
                 drafts += [with_metadata(draft, given.metadata) for draft in named(reading.drafts, file.name)]

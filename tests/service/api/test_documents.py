@@ -201,6 +201,16 @@ def test_a_bad_file_is_refused_and_the_others_are_taken(data: dict[str, str], op
     )
 
 
+@pytest.mark.parametrize("data", [{}, {"metadata": '{"team": "x"}'}])
+def test_of_two_files_of_one_name_the_second_is_refused(data: dict[str, str], operator: TestClient) -> None:
+    files = [("files", (name, text)) for name, text in (("a/r.md", b"# One"), ("b/r.md", b"# Two"), ("s.md", b"# Q"))]
+    told = operator.post("/v1/documents", files=files, data=data).json()
+    assert (told["documents"] + told["files"], told["refused"]) == (
+        ["r.md", "s.md"],
+        ["'r.md' is there twice: give each a name of its own"],
+    )
+
+
 def test_what_can_be_read_of_a_file_is_taken_where_metadata_are_laid_over(operator: TestClient) -> None:
     files = {"files": ("a.jsonl", '{"id": "a", "text": "A."}\n{"id": "bad"}\n{"id": "c", "text": "C."}')}
     sent = operator.post("/v1/documents", files=files, data={"metadata": '{"team": "x"}'})
