@@ -217,9 +217,7 @@ def _run(
         typer.echo(json.dumps({"event": "cost", **asdict(cost)})) if as_json else tell(words, err=True)
     work = Precompute(target, wanted)
     with shown_progress(found, as_json=as_json) as on_progress:
-        progress = work.run(found, on_progress=on_progress)
-    work.prune(gone)
-    return progress
+        return work.run(found, on_progress=on_progress, gone=gone)
 
 
 def _refuse_mixed(*, budget: str, queries: Path | None, shard: str, prune: bool, executor: Executor) -> None:

@@ -1,7 +1,7 @@
 """What is missing or changed of a corpus, read and cut in groups of so many tokens; shards; what a run counts."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, fields
 from itertools import islice
 
@@ -150,6 +150,7 @@ class FileGroup:
     nbytes: int = 0
     tokens: int = 0
     worked: int = 0
+    number: int = 0  # among those of the run
 
     @property
     def documents(self) -> list[Document]:
@@ -191,10 +192,12 @@ class CorpusReader:
         self._renew = renew
         self._settled = settled
 
-    def groups(self, found: Iterable[CorpusFile | ReadingProblem]) -> Iterator[FileGroup]:
-        """Yields the groups of the corpus; the last may be empty."""
-        with self._target.tenant.catalog.view() as view:
-            known = view.sources(self._target.collection)
+    def groups(
+        self, found: Iterable[CorpusFile | ReadingProblem], *, gone: Set[str] = frozenset()
+    ) -> Iterator[FileGroup]:
+        """Yields the groups of the corpus; the last may be empty. `gone`: remembered files that are to be pruned."""
+        found = list(found)
+        known = self._unchanged(found, gone)
         group, start = FileGroup(), time.perf_counter()
         for each in found:
             if isinstance(each, ReadingProblem):
@@ -202,7 +205,7 @@ class CorpusReader:
                 continue
             group.progress.files += 1
             group.nbytes += each.nbytes
-            if not self._add_known(group, each, source=known.get(each.name)):
+            if each.name not in known or not self._add_known(group, known[each.name]):
                 self._add_fresh(group, each)
             if group.is_full:
                 group.progress.spend("read and cut", time.perf_counter() - start)
@@ -211,10 +214,26 @@ class CorpusReader:
         group.progress.spend("read and cut", time.perf_counter() - start)
         yield group
 
-    def _add_known(self, group: FileGroup, file: CorpusFile, *, source: SourceFile | None) -> bool:
-        """Adds a file's chunks and returns True if it is as it was when its documents came to serve, and these do."""
-        if source is None or (source.base, source.signature) != (file.base, signature(file, self._target.rules)):
-            return False
+    def _unchanged(self, found: Iterable[CorpusFile | ReadingProblem], gone: Set[str]) -> dict[str, SourceFile]:
+        """The files that are as they were when their documents came to serve, and share none with one that is not."""
+        with self._target.tenant.catalog.view() as view:
+            known = view.sources(self._target.collection)
+        signed = {
+            each.name: (each.base, signature(each, self._target.rules))
+            for each in found
+            if isinstance(each, CorpusFile) and each.name in known
+        }
+        same = {name: known[name] for name, now in signed.items() if now == (known[name].base, known[name].signature)}
+        changed = (signed.keys() | gone) - same.keys()
+        while changed:  # whose text a document has that two files bring, is known of neither
+            doubted = {document for name in changed for document in known[name].documents}
+            changed = {name for name, source in same.items() if not doubted.isdisjoint(source.documents)}
+            for name in changed:
+                del same[name]
+        return same
+
+    def _add_known(self, group: FileGroup, source: SourceFile) -> bool:
+        """Adds a file's chunks and returns True if its documents serve as they came to."""
         with self._target.tenant.catalog.view() as view:
             entries = [view.document(document) for document in source.documents]
             if not all(entry and entry.collection == self._target.collection for entry in entries):
@@ -234,7 +253,7 @@ class CorpusReader:
     def _add_fresh(self, group: FileGroup, file: CorpusFile) -> None:
         read = read_in(file)
         problems = list(read.problems)
-        documents = list(self._cut(read, problems))
+        documents = list({each.id: each for each in self._cut(read, problems)}.values())  # of one id the last
         group.progress.problems += problems
         if documents or not problems:
             group.fresh.append(ReadFile(file, documents, whole=not problems))

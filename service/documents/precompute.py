@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -65,8 +65,13 @@ class Precompute:
         self._target = target
         self._plan = plan
 
-    def run(self, found: Iterable[CorpusFile | ReadingProblem], *, on_progress: OnProgress) -> RunProgress:
-        """Works on all files, and calls `on_progress`. Raises StoreError and CatalogError; what was done is kept."""
+    def run(
+        self, found: Iterable[CorpusFile | ReadingProblem], *, on_progress: OnProgress, gone: Set[str] = frozenset()
+    ) -> RunProgress:
+        """Works on all files, and prunes remembered ones that are `gone`. Calls `on_progress`.
+
+        Raises StoreError and CatalogError; what was done is kept.
+        """
         kept_rules(self._target.tenant.catalog, self._target.collection, fresh=self._target.rules)
         found = self._with_filler(iter(found))
         state = look(self._target)
@@ -76,7 +81,7 @@ class Precompute:
         reader = CorpusReader(self._target, state, shard=self._plan.shard, renew=self._plan.renew, settled=settled)
         run = _Run(self._target, self._plan, state=state, progress=self.progress, on_progress=on_progress)
         with ThreadPoolExecutor(1, "kvweave-read") as pool:
-            groups = _ahead(reader.groups(found), pool)
+            groups = _ahead(reader.groups(found, gone=gone), pool)
             if self._plan.budget is None:
                 run.compute_all(groups)
             else:
@@ -86,6 +91,7 @@ class Precompute:
             self._remember(state, terms)
             self._sweep()
             self._embed(on_progress)
+            self._prune(gone, read=run.read)
         return self.progress
 
     def _embed(self, on_progress: OnProgress) -> None:
@@ -95,14 +101,13 @@ class Precompute:
             self.progress.vectors, self.progress.vectors_of = library.embedded or (0, 0)
             on_progress(self.progress)
 
-    def prune(self, names: Set[str]) -> None:
-        """Deletes the documents of these remembered files, but for those that another file holds."""
+    def _prune(self, names: Set[str], *, read: Container[str]) -> None:
+        """Deletes the documents of these remembered files, but for those that were read in other files."""
         target = self._target
         with target.tenant.catalog.view() as view:
             known = view.sources(target.collection)
-        held = {document for name, source in known.items() if name not in names for document in source.documents}
         for name in names:
-            gone = _in_collection(target, [each for each in known[name].documents if each not in held])
+            gone = _in_collection(target, [each for each in known[name].documents if each not in read])
             target.tenant.delete(gone)
             with target.tenant.catalog.change() as change:
                 change.forget_source(target.collection, name)
@@ -174,6 +179,8 @@ class _Run:
         self._on_progress = on_progress
         self._owner: dict[DomainChunk, FileGroup] = {}
         self._is_full = False
+        self._opened = 0
+        self.read: dict[str, int] = {}  # documents, and the last group that brings each, whose text is to serve
         with target.tenant.catalog.view() as view:
             self._known = view.sources(target.collection)  # nobody else changes them meanwhile
 
@@ -290,6 +297,9 @@ class _Run:
         self._tally.add(group.progress)
         if self._plan.shard is not None:
             return
+        self._opened += 1
+        group.number = self._opened
+        self.read |= {document.id: group.number for document in group.documents}
         with self._timed("index"):
             self._stage(group, group.documents)
         self._on_progress(self._tally)
@@ -297,7 +307,11 @@ class _Run:
     def _stage(self, group: FileGroup, documents: Iterable[Document]) -> None:
         target = self._target
         with target.tenant.catalog.view() as view:
-            fresh = [each for each in documents if not view.serves(each, collection=target.collection)]
+            fresh, ids = list[Document](), set[str]()
+            for each in documents:  # of one that several files bring, the last serves, behind the others once more
+                if each.id in ids or not view.serves(each, collection=target.collection):
+                    ids.add(each.id)
+                    fresh.append(each)
         if fresh:
             versions = target.tenant.library.stage_all(fresh, collection=target.collection)
             group.staged += zip([each.id for each in fresh], versions, strict=True)
@@ -308,19 +322,20 @@ class _Run:
         if self._plan.shard is not None or not group.fresh:
             return
         with self._timed("index"):
-            fresh = group.documents
+            fresh = [each for each in group.documents if self.read[each.id] == group.number]
             staged = {name for name, _ in group.staged}
             self._stage(group, [each for each in fresh if each.id not in staged])  # that another file let go
+            versions = [version for name, version in group.staged if self.read[name] == group.number]
             sources, dropped = self._sources(group)
 
             def mark(change: CatalogChange) -> Iterable[int]:
                 for name, source in sources.items():
                     change.put_source(target.collection, name, source=source)
-                return [version for _, version in group.staged]
+                return versions
 
             target.tenant.clear(target.tenant.serve([each.id for each in fresh], mark, dropped=dropped))
         self._tally.removed += len(dropped)
-        self._tally.documents += len(group.staged)
+        self._tally.documents += len(versions)
         self._on_progress(self._tally)
 
     def _sources(self, group: FileGroup) -> tuple[dict[str, SourceFile], list[str]]:
@@ -340,12 +355,7 @@ class _Run:
             else:
                 sources[fresh.file.name] = SourceFile("", (*ids, *others), fresh.file.base)
         self._known |= sources
-        if not left:
-            return sources, []
-        held = {document for source in self._known.values() for document in source.documents}
-        waiting = {id(group): group for group in self._owner.values()}.values()
-        held |= {document.id for group in waiting for document in group.documents}
-        return sources, _in_collection(self._target, [each for each in dict.fromkeys(left) if each not in held])
+        return sources, _in_collection(self._target, [each for each in dict.fromkeys(left) if each not in self.read])
 
     @contextmanager
     def _timed(self, stage: str) -> Generator[None]:

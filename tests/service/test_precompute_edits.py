@@ -279,6 +279,53 @@ def test_the_cache_of_a_text_that_moves_to_another_file_stays(tmp_path: Path, mo
     assert place.sizes().keys() == {chunk for chunks in place.documents().values() for chunk in chunks}
 
 
+@pytest.mark.parametrize(("together", "first"), [(1, LINES[0]), (1, LINES[1]), (2, LINES[0])])
+@pytest.mark.parametrize("left", [{}, {"other": "A river."}])
+def test_the_text_of_a_file_goes_with_it_where_another_brings_the_same_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, first: str, left: dict[str, str]
+) -> None:
+    monkeypatch.setattr(file_group, "GROUP_FILES", together)
+    place, root = small_place(tmp_path), tmp_path / "corpus"
+    paths = [root / first, *(root / name for name in LINES if name != first)]
+    _rows(paths[0], {"twin": "A coin.", "more": "A lamp."})
+    _rows(paths[1], {"twin": "Two coins.", "other": "A river."})
+    fresh = _texts(place, str(root))
+    assert fresh["twin"] == ("A coin." if first == "two.jsonl" else "Two coins.")
+    os.utime(root / LINES[0], ns=(10**18, 10**18))
+    assert _texts(place, str(root)) == fresh
+    if left:
+        _rows(paths[1], left)
+    else:
+        paths[1].unlink()
+    assert _texts(place, str(root), "--prune") == {"twin": "A coin.", "more": "A lamp.", **left}
+    assert place.sizes().keys() == {chunk for chunks in place.documents().values() for chunk in chunks}
+
+
+def test_a_text_whose_file_is_pruned_goes_where_no_other_was_read_and_comes_back_with_that(tmp_path: Path) -> None:
+    place = small_place(tmp_path)
+    for name, text in (("one", "A coin."), ("two", "Two coins.")):
+        _rows(tmp_path / name / "rows.jsonl", {"twin": text})
+    assert _texts(place, str(tmp_path / "one"), str(tmp_path / "two")) == {"twin": "Two coins."}
+    (tmp_path / "two/rows.jsonl").unlink()
+    assert _texts(place, str(tmp_path / "two"), "--prune", "--empty") == {}
+    assert _texts(place, str(tmp_path / "one")) == {"twin": "A coin."}
+
+
+def test_of_an_id_that_a_file_has_twice_the_last_line_serves(tmp_path: Path) -> None:
+    place, path = small_place(tmp_path), tmp_path / "rows.jsonl"
+    path.write_text('{"id": "twin", "text": "Old."}\n{"id": "twin", "text": "New."}\n', encoding="utf-8")
+    for changed in range(3):
+        os.utime(path, ns=(changed * 10**9, changed * 10**9))
+        assert _texts(place, str(path)) == {"twin": "New."}
+    assert len(place.sizes()) == 1
+
+
+def _texts(place: Near, *arguments: str) -> dict[str, str]:
+    """What serves behind a run."""
+    place.run(*arguments)
+    return {document: "".join(chunks) for document, chunks in place.holds()[1].items()}
+
+
 def _rows(path: Path, rows: dict[str, str]) -> None:
     path.parent.mkdir(exist_ok=True)
     lines = [json.dumps({"id": row, "text": text}) for row, text in rows.items()]
