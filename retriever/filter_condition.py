@@ -2,7 +2,7 @@
 
 `{"lang": "en", "year": {"$gte": 2020}, "$or": [{"team": "a"}, {"tags": {"$in": ["x", "y"]}}]}`. A field of an object is
 named with dots; of a list each element counts. A field that is absent equals nothing; `$ne`, `$nin` and `$not` hold
-wherever their contrary does not.
+wherever their contrary does not. An object and an empty list equal nothing, too, but are there for `$exists`.
 """
 
 import json
@@ -22,6 +22,9 @@ MOST = 5000  # values in one filter
 LONGEST = 200  # comparisons in one filter; each may look at every label
 BROADEST = 200  # parts of one $and or $or
 DEEPEST = 20
+
+VERSION = 2  # another value: facets of the same metadata may differ
+_THERE = b"{}"  # a facet of an object or an empty list, which no operator but $exists finds
 
 _COMPARED: Final = {"$eq": "=", "$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 _OPERATORS: Final = (*_COMPARED, "$ne", "$in", "$nin", "$exists")
@@ -157,11 +160,14 @@ def _parts(name: str, value: object) -> Sequence[Json]:
 
 def _facets(name: str, value: object) -> Iterator[tuple[str, Value]]:
     if isinstance(value, Mapping):
+        yield name, _THERE
         for inner, each in cast(Json, value).items():
             yield from _facets(f"{name}.{inner}", each)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple) and value:
         for each in cast(Sequence[object], value):
             yield from _facets(name, each)
+    elif isinstance(value, list | tuple):
+        yield name, _THERE
     else:
         yield name, _stored(value, name)
 

@@ -27,7 +27,7 @@ class CatalogConnection(Protocol):
 
     @property
     def analysis(self) -> int | str:
-        """What the catalog keeps to tell by which rules the words in the table were made."""
+        """What the catalog keeps to tell by which rules words and values of filters were made."""
         ...
 
     def put_words(self, bodies: Bodies) -> None:

@@ -1,12 +1,15 @@
-"""Makes a catalog's lexical index anew where its words were made by other rules than today's. Changes no document."""
+"""Makes a catalog's words and filter values anew where other rules than today's made them. Changes no document."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from retriever.catalog.connection import Bodies, CatalogConnection
 from retriever.catalog.lexical import body, index
-from retriever.catalog.rows import fact, sound_text
+from retriever.catalog.rows import fact, loads, sound_text
 from retriever.catalog.schema import transaction
 from retriever.catalog.sqlite_connection import SqliteConnection
+from retriever.errors import CatalogError, FilterError
+from retriever.filter_condition import Value, facets
 
 _BATCH = 1000
 _SERVING = """
@@ -25,7 +28,7 @@ def renew(connection: SqliteConnection) -> None:
 
 
 def is_current(connection: CatalogConnection) -> bool:
-    """Whether the words in the index are those that today's rules make."""
+    """Whether the words in the index, and what filters look at, are what today's rules make."""
     return str(fact(connection, "analysis")) == str(connection.analysis)
 
 
@@ -44,11 +47,25 @@ def is_index_sound(connection: CatalogConnection) -> bool:
 
 
 def index_anew(connection: CatalogConnection) -> None:
-    """Makes the index anew, within the caller's transaction. A damaged text has no words."""
+    """Makes the index anew, within the caller's transaction, and filter values. A damaged text has no words."""
+    _facet_anew(connection)
     connection.clear_words()
     words = sum(index(connection, [(row, told) for row, told, _ in found]) for found in _serving(connection))
     connection.execute("UPDATE facts SET value = ? WHERE name = 'words'", (words,))
     connection.execute("UPDATE facts SET value = ? WHERE name = 'analysis'", (connection.analysis,))
+
+
+def _facet_anew(connection: CatalogConnection) -> None:
+    """Adds the values that filters look at and that are not there. Damaged metadata keep theirs."""
+    last = 0
+    some = "SELECT row, metadata FROM labels WHERE row > ? ORDER BY row LIMIT ?"
+    while found := connection.execute(some, (last, _BATCH)).fetchall():
+        told: list[tuple[str, Value, int]] = []
+        for label, text in found:
+            with suppress(CatalogError, FilterError):
+                told += [(field, value, label) for field, value in facets(loads(text))]
+        connection.executemany("INSERT INTO facets VALUES (?, ?, ?) ON CONFLICT DO NOTHING", told)
+        last = found[-1][0]
 
 
 def _serving(connection: CatalogConnection) -> Iterator[list[tuple[int, list[str], int]]]:

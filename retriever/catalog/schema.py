@@ -5,6 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
+from retriever import filter_condition
 from retriever.catalog import query_terms
 from retriever.errors import CatalogError
 
@@ -139,7 +140,12 @@ def prepare(connection: sqlite3.Connection) -> None:
         for number in range(_version(connection), VERSION):  # another process may have been sooner
             _run(connection, STEPS[number])
             connection.execute(f"PRAGMA user_version = {number + 1}")
-        connection.execute("INSERT OR IGNORE INTO facts VALUES ('analysis', ?)", (query_terms.VERSION,))
+        connection.execute("INSERT OR IGNORE INTO facts VALUES ('analysis', ?)", (analysis(),))
+
+
+def analysis() -> str:
+    """What tells by which rules the words of the index and the values that filters compare are made."""
+    return f"{query_terms.VERSION} {filter_condition.VERSION}"
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from retriever.catalog import query_terms
 from retriever.catalog.connection import Bodies, Fetched
+from retriever.catalog.schema import analysis
 from retriever.errors import CatalogError
 
 WAIT_S = 60  # for another process's change
@@ -57,7 +57,7 @@ class SqliteConnection(sqlite3.Connection):
 
     @property
     def analysis(self) -> int | str:
-        return query_terms.VERSION
+        return analysis()
 
     def put_words(self, bodies: Bodies) -> None:
         told = [(row, " ".join(found)) for row, found in bodies]

@@ -14,9 +14,7 @@ from typing import Final, NamedTuple
 from retriever.catalog.check import check
 from retriever.catalog.connection import CatalogConnection, Fetched
 from retriever.catalog.renew import index_anew
-from retriever.catalog.rows import loads
 from retriever.catalog.schema import STEPS
-from retriever.filter_condition import facets
 
 _OWN: Final = "name NOT IN ('catalog', 'analysis')"  # facts that are not a copy's
 _BATCH: Final = 1000
@@ -35,9 +33,6 @@ def copy_tables(source: CatalogConnection, target: CatalogConnection) -> None:
     target.execute(f"DELETE FROM facts WHERE {_OWN}")
     for table in _tables(STEPS):
         copy_table(source, target, table=table)
-    for batch in _batches(target, Table("labels", ("row", "metadata"))):
-        told = [(field, value, label) for label, text in batch for field, value in facets(loads(text))]
-        target.executemany("INSERT INTO facets VALUES (?, ?, ?)", told)
     index_anew(target)
     target.number_on(source.numbers())
 

@@ -16,8 +16,8 @@ from blake3 import blake3
 from psycopg import Connection, RawCursor
 from psycopg.sql import Composed
 
-from retriever.catalog import query_terms
 from retriever.catalog.connection import Bodies, Fetched, FetchedRows
+from retriever.catalog.schema import analysis
 from retriever.filter_condition import LISTED, listed
 from retriever.postgres.statements import facet_key, field_key, statement
 
@@ -73,7 +73,7 @@ class PostgresConnection:
 
     @property
     def analysis(self) -> int | str:
-        return int.from_bytes(blake3(query_terms.VERSION.encode()).digest(7))
+        return int.from_bytes(blake3(analysis().encode()).digest(7))
 
     def put_words(self, bodies: Bodies) -> None:
         told = [(row, part) for row, found in bodies for part in _parts(sorted(set(found)))]

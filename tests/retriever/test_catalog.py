@@ -2,12 +2,14 @@
 
 import pytest
 
+from retriever import filter_condition
+from retriever.catalog import versions
 from retriever.catalog.catalog import Catalog
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import DocumentError
-from retriever.filter_condition import EVERYTHING
+from retriever.filter_condition import EVERYTHING, facets
 from retriever.types import Passage, Removal
-from tests.retriever.catalogs import Contract, Sqlite, deleted, document, entry, ids, names, put, served, staged
+from tests.retriever.catalogs import Contract, Opened, Sqlite, deleted, document, entry, ids, names, put, served, staged
 
 
 class CatalogContract(Contract):
@@ -129,6 +131,22 @@ class CatalogContract(Contract):
             change.patch("a", metadata={"m": 2})
         put(catalog, document("a", "x", metadata={"m": 1}))
         assert names(catalog, {"m": 1}) == ["a"] and names(catalog, {"m": 2}) == []
+
+    def test_objects_and_empty_lists_are_there_in_a_catalog_of_before_too(
+        self, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told = {"empty": [], "object": {"name": "hr"}, "within": [{}], "text": "hr"}
+        documents = [document(name, name, metadata={"team": team}) for name, team in told.items()]
+        with monkeypatch.context() as patch:
+            patch.setattr(filter_condition, "VERSION", 1)
+            patch.setattr(versions, "facets", lambda told: (each for each in facets(told) if each[1] != b"{}"))
+            put(opened(), *documents, document("none", "x"))
+        catalog = opened()
+        assert names(catalog, {"team": {"$exists": True}}) == sorted(told)
+        assert names(catalog, {"team": {"$exists": False}}) == ["none"]
+        assert names(catalog, {"team": {"$ne": "hr"}}) == ["empty", "none", "object", "within"]
+        with catalog.view() as view:
+            assert all(view.serves(each, collection="c") for each in documents)
 
 
 class TestSqliteCatalog(Sqlite, CatalogContract):

@@ -39,6 +39,8 @@ SCALARS = (
 )
 FIELDS = ("a", "b", "a.b", "b.a", "c'; DROP TABLE labels; --", "?", "", "field", "A")
 
+THERE = object()  # is there, and equals nothing
+
 scalars = st.sampled_from(SCALARS)
 fields = st.sampled_from(FIELDS)
 metadata = st.dictionaries(
@@ -100,6 +102,8 @@ def selected(tables: sqlite3.Connection, allowed: FilterCondition) -> set[int]:
 
 
 def flat(name: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping) or value == []:
+        yield name, THERE
     if isinstance(value, Mapping):
         for inner, each in value.items():
             yield from flat(f"{name}.{inner}", each)

@@ -99,6 +99,20 @@ def test_a_bound_key_writes_only_within_its_filter_alone(team: object, filled: C
     assert [each["id"] for each in client.get("/v1/documents").json()["documents"]] == ["hers"]
 
 
+@pytest.mark.parametrize("team", [{"name": "hr"}, {}, [], [{"name": "hr"}]])
+def test_a_key_for_what_has_no_team_sees_nothing_of_a_team_that_is_an_object(
+    team: object, as_key: Clients, core: FakeCore
+) -> None:
+    core.control.keys["none"] = principal("k8", Role.WRITE, bound={"team": {"$exists": False}})
+    core.control.keys["some"] = principal("k9", Role.WRITE, bound={"team": {"$exists": True}})
+    put(as_key("operator"), "theirs", "secret", team=team)
+    assert as_key("none").get("/v1/documents").json()["documents"] == []
+    assert as_key("none").delete("/v1/documents/theirs").status_code == 404
+    assert put(as_key("none"), "mine", "mine", team=team) == 403
+    assert put(as_key("some"), "mine", "mine", team=team) == 202
+    assert as_key("some").delete("/v1/documents/theirs").status_code == 200
+
+
 def test_what_a_bound_key_writes_has_the_values_of_its_filter(filled: Clients) -> None:
     client = filled("bound")
     assert put(client, "plain", "x") == put(client, "said", "x", team=["a"], year=1) == 202
