@@ -1,11 +1,25 @@
-"""Documents before and after cutting: drafts, parts, documents; a chunk's id is a digest of its text."""
+"""Documents before and after cutting: drafts, parts, documents; what an id is, and a chunk's: a digest of its text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from blake3 import blake3
 
+from retriever.errors import DocumentError
+
+_LONGEST_ID = 1100  # characters: as long as a user may name it, and what keeps it apart from others
+
 Json = Mapping[str, object]  # what JSON can say
+
+
+def check_id(name: str) -> None:
+    """Raises DocumentError for a document's id that SQLite would cut or cannot keep, or that no path can say."""
+    is_kept = 1 <= len(name) <= _LONGEST_ID and not any(each == "\0" or "\ud800" <= each <= "\udfff" for each in name)
+    if not is_kept or name in (".", ".."):
+        raise DocumentError(
+            f"a document's id has 1 to {_LONGEST_ID:,} characters, no NUL and no half ones, and is neither . nor ..: "
+            f"got {name[:80]!a}, so give it another"
+        )
 
 
 def chunk_id(text: str) -> str:

@@ -16,7 +16,6 @@ from retriever.upload_types import Job, QueuedUpload, UploadState
 log = logging.getLogger(__name__)
 
 REMEDY = "it is damaged, restore it from a backup"
-_LONGEST_ID = 1100  # characters: as long as a user may name it, and what keeps it apart from others
 
 PASSAGES = """
 SELECT p.row, p.chunk, c.id, CAST(c.text AS BLOB),
@@ -60,14 +59,6 @@ def dumps(value: Json) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise DocumentError(f"metadata must be what JSON can say: {error}") from error
     return text
-
-
-def check_id(name: str) -> None:
-    """Raises DocumentError for a document's id that SQLite would cut, or cannot keep."""
-    if not 1 <= len(name) <= _LONGEST_ID or any(each == "\0" or "\ud800" <= each <= "\udfff" for each in name):
-        raise DocumentError(
-            f"a document's id has 1 to {_LONGEST_ID} characters, no NUL and no half ones: got {name[:80]!a}"
-        )
 
 
 def passages(connection: CatalogConnection, where: str, *, values: Sequence[object]) -> list[Passage]:

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from retriever.catalog.rows import LIVE, check_id, uploads
+from retriever.catalog.rows import LIVE, uploads
 from retriever.catalog.versions import VersionsChange
+from retriever.documents import check_id
 from retriever.errors import DocumentError
 from retriever.filter_condition import LISTED, listed
 from retriever.types import Removal

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 
 from retriever.catalog.contexts import ContextsChange
 from retriever.catalog.lexical import body, index
-from retriever.catalog.rows import check_id, digest_of, dumps, entries, loads, sound_text
+from retriever.catalog.rows import digest_of, dumps, entries, loads, sound_text
 from retriever.catalog.soundness import is_same
-from retriever.documents import Document, DocumentPart, Json
+from retriever.documents import Document, DocumentPart, Json, check_id
 from retriever.errors import DocumentError
 from retriever.filter_condition import LISTED, facets, listed
 from retriever.marks import marks

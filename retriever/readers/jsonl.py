@@ -6,7 +6,9 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from retriever.documents import DocumentPart, Draft
+from retriever.documents import DocumentPart, Draft, check_id
+from retriever.errors import DocumentError, FilterError
+from retriever.filter_condition import facets
 from retriever.readers.decode import decode
 from retriever.readers.reading import MAX_TITLE, Reading, ReadingProblem, UnreadableFile, megabytes, require_text
 
@@ -88,7 +90,7 @@ def _read(name: str, items: Iterator[tuple[str, bytes]]) -> Reading:
     for place, item in items:
         try:
             draft = _draft(item)
-        except UnreadableFile as error:
+        except (UnreadableFile, DocumentError, FilterError) as error:
             problems.append(ReadingProblem(place, str(error)))
             if len(problems) < MAX_PROBLEMS:
                 continue
@@ -113,6 +115,8 @@ def _draft(item: bytes) -> Draft:
         raise UnreadableFile(f"it needs either text or chunks: {_KEYS}")
     metadata = _metadata(line.metadata)
     name, title = _label(line.id, "id"), _label(line.title, "title")[:MAX_TITLE]
+    if name:
+        check_id(name)
     if line.text is not None:
         return Draft(require_text(line.text, "its text"), id=name, title=title, metadata=metadata)
     if not line.chunks:
@@ -144,6 +148,8 @@ def _metadata(raw: msgspec.Raw) -> _Metadata:
     metadata: _Metadata = _parsed(_METADATA.decode, data) or {}
     if _is_deep(metadata):
         raise UnreadableFile(f"its metadata is nested deeper than {MAX_DEPTH}: flatten it")
+    for _ in facets(metadata):  # raises for what cannot be compared with
+        pass
     return metadata
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from itertools import islice
 
 from blend.errors import TokenizerError
-from retriever.documents import Document
+from retriever.documents import Document, check_id
 from retriever.errors import DocumentError
 from retriever.readers.reading import Reading, ReadingProblem
 from retriever.types import Limit, SourceFile
@@ -281,6 +281,7 @@ class CorpusReader:
                 document = cut_draft(
                     draft, draft.id, tokens=target.rules.chunk_tokens, count=target.tenant.model.counted
                 )
+                check_id(document.id)  # a file's name may be none
                 for part in document.parts:
                     target.tenant.model.ids(part.text)
             except (DocumentError, TokenizerError) as error:

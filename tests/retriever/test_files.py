@@ -2,6 +2,7 @@
 
 import codecs
 import io
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -285,6 +286,17 @@ def test_each_line_of_jsonl_is_judged_alone() -> None:
     assert "no text" in said["f.jsonl:8"] and "empty" in said["f.jsonl:9"] and "chunk 1" in said["f.jsonl:10"]
     assert "\\ud800" in said["f.jsonl:11"] and "\\udc00" in said["f.jsonl:12"] and "NUL" in said["f.jsonl:13"]
     assert "UTF-8" in said["f.jsonl:14"]
+
+
+def test_an_id_or_a_number_that_no_catalog_keeps_is_told_with_its_line() -> None:
+    lines = [{"id": "x" * 1101}, {"id": ".."}, {"metadata": {"a": {"n": 10**400}}}, {"id": "x" * 1100}]
+    lines += [{"metadata": {"n": 2**70}}]
+    reading = read("f.jsonl", "\n".join(json.dumps({"text": "a", **line}) for line in lines).encode())
+    assert [draft.id or draft.metadata for draft in reading.drafts] == ["x" * 1100, {"n": 2**70}]
+    long, dots, number = reading.problems
+    assert [each.place for each in reading.problems] == [f"f.jsonl:{number}" for number in (1, 2, 3)]
+    assert "1,100 characters" in long.reason and "neither . nor .." in dots.reason
+    assert number.reason == "a.n: a number of 1329 bits is too large, write it as text"
 
 
 def test_ids_may_be_whole_numbers() -> None:

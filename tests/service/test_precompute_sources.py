@@ -63,15 +63,19 @@ def test_what_is_skipped_in_a_folder_is_named(tmp_path: Path, docs: Path) -> Non
 def test_a_file_that_is_none_of_its_format_is_named_and_hinders_no_other(tmp_path: Path, docs: Path) -> None:
     written(docs / "staff.csv", "Name,Born\nAda,1815\n")
     written(docs / "broken.docx", "no zip")
+    written(docs / "ids.jsonl", json.dumps({"id": "x" * 3000, "text": "x"}) + '\n{"id": "fine", "text": "A line."}')
+    deep = written(docs / "/".join(["x" * 250] * 5) / "a.md", "Its path is too long for an id.")
     written(docs / "node_modules/x/readme.md", "A tool's.")
     place = small_place(tmp_path)
     told, _ = place.command("precompute", str(docs), "--json", status=1)
     done = json.loads(told.splitlines()[-1])
-    assert [(each["place"], "save it anew" in each["reason"]) for each in done["problems"]] == [
-        (str(docs / "broken.docx"), True)
+    assert [(each["place"], each["reason"].rpartition(" ")[2]) for each in done["problems"]] == [
+        (str(docs / "broken.docx"), "anew"),
+        (f"{docs / 'ids.jsonl'}:1", "another"),
+        (f"docs/{deep.relative_to(docs)}", "another"),
     ]
-    assert texts(place)["docs/staff.csv"] == "- Name: Ada; Born: 1815"
-    assert len(texts(place)) == 4
+    assert texts(place)["docs/staff.csv"] == "- Name: Ada; Born: 1815" and texts(place)["fine"] == "A line."
+    assert len(texts(place)) == 5
 
 
 def test_a_run_says_first_what_a_megabyte_costs(tmp_path: Path, docs: Path) -> None:
