@@ -17,7 +17,7 @@ import Stemmer
 LONGEST = 64  # characters of a term; what is longer is no word
 SEARCHED = 1_000_000  # characters of a chunk that are searched
 
-VERSION = f"1 {unicodedata.unidata_version} {Stemmer.version()}"  # another value: terms of the same text may differ
+VERSION = f"2 {unicodedata.unidata_version} {Stemmer.version()}"  # another value: terms of the same text may differ
 
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, Hangul, kana, Han.
 _UNSPACED = (
@@ -29,6 +29,7 @@ _MARKS = "".join(re.escape(chr(code)) for code in range(0x300, 0x10000) if unico
 _WORDS = re.compile(rf"(?P<unspaced>[{_UNSPACED}]+)|(?:(?![{_UNSPACED}])[^\W_])(?:(?![{_UNSPACED}])[^\W_]|[{_MARKS}])*")
 _ASCII_WORDS = re.compile(r"[a-zA-Z0-9]+")
 _ACCENTS = re.compile("[\u0300-\u036f]+")
+_UNSEEN = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]+")  # soft hyphens, joiners and breaks, within words
 _PUNCTUATION = re.compile("[\u2000-\u206f]+")  # dashes, quotes and spaces of print, which stand in no word
 
 _stemmer = Stemmer.Stemmer("porter")
@@ -68,8 +69,8 @@ def _pairs(run: str) -> Iterator[str]:
 
 
 def _normal(text: str) -> str:
-    """The text with compatible forms made one, and without case, accents and punctuation of print."""
-    bare = _ACCENTS.sub("", unicodedata.normalize("NFKD", text.casefold()))
+    """The text with compatible forms made one, and without case, accents, punctuation of print and what nobody sees."""
+    bare = _ACCENTS.sub("", unicodedata.normalize("NFKD", _UNSEEN.sub("", text).casefold()))
     return unicodedata.normalize("NFC", _PUNCTUATION.sub(" ", bare))
 
 

@@ -36,3 +36,9 @@ def test_a_composed_and_a_decomposed_text_are_the_same_words() -> None:
     for text in ("é", "ü", "が", "한", "ệ", "й"):
         forms = {tuple(query_terms.terms(unicodedata.normalize(form, text))) for form in ("NFC", "NFD", "NFKC", "NFKD")}
         assert len(forms) == 1
+
+
+def test_what_nobody_sees_within_a_word_parts_it_from_no_other_spelling() -> None:
+    for unseen in ("\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff"):
+        for word in ("information", "straße", "कुत्ता", "мышь", "ゼロ幅"):
+            assert query_terms.terms(f"the {word[:3]}{unseen}{word[3:]} is") == query_terms.terms(f"the {word} is")
