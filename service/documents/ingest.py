@@ -99,7 +99,7 @@ class Ingest:
         job = _new_job(owner)
         quota = tenant.captures.quota
         with tenant.catalog.change() as change:
-            waiting, within = change.waiting_bytes(), QuotaCheck(tenant.name, quota, change)
+            waiting, within = change.waiting_bytes(), QuotaCheck(change, quota, tenant=tenant.name)
             change.accept(job, uploads)
             within.check(change)
             for place, now in enumerate(change.waiting_bytes()):

@@ -144,7 +144,7 @@ class Ingestion:
             return
         quota = self._tenant.captures.quota
         with self._tenant.catalog.change() as change:
-            within = QuotaCheck(self._tenant.name, quota, change)
+            within = QuotaCheck(change, quota, tenant=self._tenant.name)
             if change.advance(replace(upload, detail=problems)):
                 change.expand(upload.number, [upload_of(draft, upload.collection) for draft in drafts])
                 within.check(change)
@@ -205,7 +205,7 @@ class Ingestion:
         if documents:
             quota = self._tenant.captures.quota
             with self._tenant.catalog.change() as before:
-                within = QuotaCheck(self._tenant.name, quota, before)
+                within = QuotaCheck(before, quota, tenant=self._tenant.name)
             wanted = [*documents.values()]
             anew = self._tenant.captures.unshared(wanted)
             with suppress(_Unwanted):

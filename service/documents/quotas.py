@@ -8,7 +8,7 @@ from service.truth.control import Quota
 class QuotaCheck:
     """What a change may come to: as much as the quota allows, or as there is before it."""
 
-    def __init__(self, tenant: str, quota: Quota, change: CatalogChange) -> None:
+    def __init__(self, change: CatalogChange, quota: Quota, *, tenant: str) -> None:
         self._tenant = tenant
         self._limits = (("documents", quota.documents), ("chunks", quota.chunks)) if quota != Quota() else ()
         self._before = change.expected() if self._limits else ()
