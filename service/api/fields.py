@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema
 from retriever.documents import Json
 from retriever.filter_condition import condition, facets
 from retriever.readers.jsonl import MAX_DEPTH, MAX_METADATA_BYTES
+from retriever.readers.reading import MAX_TITLE
 
 MOST_LISTED = 1000  # entries of one page
 
@@ -130,7 +131,7 @@ ChunkId = Annotated[
     Field(description="The digest that a chunk's text has", examples=["0f343b0931126a20f133d67c2b018a3b"]),
 ]
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_-]+$")]
-Title = Annotated[str, StringConstraints(max_length=1000, pattern=_NO_NUL)]
+Title = Annotated[str, StringConstraints(max_length=MAX_TITLE, pattern=_NO_NUL)]
 Name = Annotated[str, StringConstraints(max_length=1024, pattern=_NO_NUL)]
 Text = Annotated[str, StringConstraints(min_length=1, pattern=_SOME_TEXT)]
 LongText = Annotated[str, AfterValidator(_some_text), Field(json_schema_extra={"minLength": 1, "pattern": _SOME_TEXT})]

@@ -16,7 +16,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.filter_condition import scope
 from retriever.readers.files import SUFFIXES, read
-from retriever.readers.reading import Reading
+from retriever.readers.reading import MAX_TITLE, Reading
 from retriever.upload_types import NewUpload
 from service.api.caller import By, Caller
 from service.api.fields import (
@@ -156,11 +156,11 @@ def located(accepted: Accepted, response: Response) -> Accepted:
 def draft_of_file(file: UploadedFile) -> Draft:
     """What can be read of a file as one document, under its name. Raises Invalid where that is nothing."""
     _check_file(file)
-    drafts = _read(file).drafts
+    drafts, title = _read(file).drafts, file.name[:MAX_TITLE]
     if len(drafts) == 1:
-        return replace(drafts[0], title=file.name)
+        return replace(drafts[0], title=title)
     texts = (each.text or "\n\n".join(part.text for part in each.parts) for each in drafts)
-    return Draft("\n\n".join(texts), title=file.name)
+    return Draft("\n\n".join(texts), title=title)
 
 
 def draft_of(document: DocumentIn, name: str) -> Draft:

@@ -109,6 +109,12 @@ def test_two_files_of_one_name_are_two(client: OpenAI) -> None:
     assert [found(client, store) for store in stores] == [[files[0]], [files[1]]]
 
 
+def test_a_name_becomes_no_longer_title_than_a_document_may_have(client: OpenAI) -> None:
+    for name, text in (("a" * 3000 + ".txt", BADGER), ("b" * 3000 + ".jsonl", b'{"text": "One."}\n{"text": "Two."}')):
+        file = client.files.create(file=(name, text), purpose="assistants")
+        assert file.filename == client.files.retrieve(file.id).filename == name[:1000]
+
+
 def test_a_file_that_is_taken_out_is_there_still_until_it_is_deleted(client: OpenAI) -> None:
     store = client.vector_stores.create(name="letters").id
     file = client.vector_stores.files.upload_and_poll(vector_store_id=store, file=("a.txt", BADGER)).id
