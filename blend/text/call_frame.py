@@ -80,6 +80,15 @@ class CallFrame:
         return next((each for each in self.opening.tokens if isinstance(each, int)), None)
 
     @property
+    def behind_text(self) -> "CallFrame":
+        """The frame of calls that an answer may make behind text: from the control token on by which they are told."""
+        if self.control is None:
+            return self
+        at = self.opening.tokens.index(self.control)
+        front = "".join(map(str, self.opening.tokens[:at]))
+        return replace(self, opening=FrameText(self.opening.text.removeprefix(front), self.opening.tokens[at:]))
+
+    @property
     def controls(self) -> frozenset[int]:
         """The control tokens of the frame."""
         texts = [self.opening, *self.inner, self.glue, self.closing]

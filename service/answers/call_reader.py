@@ -27,7 +27,7 @@ class CallReader:
         self._start.begun = 0 if is_needed else None
         self._text = Detokenizer(tokenizer, hidden=tokenizer.special)
         self._called = Detokenizer(tokenizer, hidden=frozenset())
-        self._calls = _CallText(frame)
+        self._calls = _CallText(frame if is_needed else frame.behind_text)
         self._ids: list[int] = []
         self._read = 0  # ids that calls were read from
         self._said = ""  # the text before calls,

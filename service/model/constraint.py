@@ -43,6 +43,7 @@ class Grammars:
 
     def calls(self, offer: CallOffer, frame: CallFrame) -> "Constraint | LateConstraint":
         """The processor for one answer that calls tools, or may, as `processor` makes one for a schema."""
+        frame = frame if offer.is_needed else frame.behind_text
         vocabulary, controls = self._vocabulary, frame.controls
         try:
             check_size(offer.schema)

@@ -16,8 +16,8 @@ from blend.text.tokenizer import Json, Tokenizer
 from tests.blend import tool_templates
 from tests.blend.tokenizers_made import LOSSLESS, fresh, spellings
 
-SHAPES = ("TAGGED", "BARE", "LISTED", "TERSE")
-SEVERAL = ("TAGGED", "LISTED", "TERSE")  # calls in one message
+SHAPES = ("TAGGED", "INDENTED", "BARE", "LISTED", "TERSE")
+SEVERAL = ("TAGGED", "INDENTED", "LISTED", "TERSE")  # calls in one message
 TOOLS: list[Json] = [
     {
         "type": "function",

@@ -20,6 +20,9 @@ TAGGED = _OFFER + _CHATML.replace(
     "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}",
 )
 
+# The same, but that something stands before each call, the first one too.
+INDENTED = TAGGED.replace("{% if message.content or not loop.first %}{{ '\n' }}{% endif %}", "{{ '\t' }}")
+
 # {"name": ..., "parameters": ...}: the message is the call, and there is one.
 BARE = (
     "{% if tools %}{{ '<|im_start|>system\nAnswer with a call.' }}{% for tool in tools %}"

@@ -333,9 +333,10 @@ def test_what_transformers_renders_for_calls_is_allowed_and_read_as_them(shape: 
         assert [each["id"] for each in answer.calls] == [call.id for call in calls]
 
 
+@pytest.mark.parametrize("shape", ["TAGGED", "INDENTED"])
 @pytest.mark.parametrize(("text", "told"), [("It rains. ", "It rains."), (" \n", ""), ("", "")])
-def test_text_before_a_call_is_free_and_told(text: str, told: str) -> None:
-    answer = scripted("TAGGED", said_by_transformers("TAGGED", HERE, text=text), is_needed=False)
+def test_text_before_a_call_is_free_and_told(shape: str, text: str, told: str) -> None:
+    answer = scripted(shape, said_by_transformers(shape, HERE, text=text), is_needed=False)
     assert (answer.text, answer.reason, len(answer.calls)) == (told, "tool_calls", 1)
 
 
