@@ -210,8 +210,7 @@ class Changes(RuleBasedStateMachine):
         is_put = not (only_new and name in self.model.rules)
         with self.catalog.change() as change:
             assert change.put_collection(Collection(name, rules), only_new=only_new) == is_put
-        if is_put:
-            self.model.rules[name] = rules
+        self.model.rules |= {name: rules} if is_put else {}
 
     @rule(name=collections, ids=st.lists(st.sampled_from([0, 5, 2**32 - 1])))
     def keep_prefix(self, name: str, ids: list[int]) -> None:
