@@ -102,11 +102,13 @@ def create_file_batch(by: By, vector_store_id: str, *, batch: FileBatch) -> Vect
 
 def get_file_batch(by: By, vector_store_id: str, *, batch_id: str) -> VectorStoreFileBatch:
     """Show how far files are that were put in together."""
-    name = BATCHES.name_of(batch_id) or ""
+    name, collection = BATCHES.name_of(batch_id) or "", VECTOR_STORES.name_of(vector_store_id) or ""
     with by.tenant.catalog.view() as view:
         job = view.job(name) if by.owns(name) else None
         places = {each.collection for each in view.uploads(name, limit=1)} if job else set[str]()
-    if job is None or not places <= {VECTOR_STORES.name_of(vector_store_id)}:
+        if not places or view.collection(collection) is None:  # no uploads tell no place
+            collection_for(by, view, vector_store_id=vector_store_id)
+    if job is None or not places <= {collection}:
         raise unknown("batch of files", batch_id)
     counts = FileCounts.of(job.states)
     return VectorStoreFileBatch(

@@ -186,6 +186,20 @@ def test_a_walk_of_what_is_in_progress_goes_on_when_some_of_it_is_completed(serv
     assert not page.get_next_page().data
 
 
+def test_a_batch_is_told_under_its_own_vector_store_alone(client: OpenAI) -> None:
+    def told(batch: str, store: str) -> tuple[int, str]:
+        return refused(lambda: client.vector_stores.file_batches.retrieve(batch, vector_store_id=store))
+
+    letters, other = (client.vector_stores.create(name=name).id for name in ("letters", "other"))
+    file = client.files.create(file=("a.txt", BADGER), purpose="assistants").id
+    first, again = (client.vector_stores.file_batches.create_and_poll(letters, file_ids=[file]).id for _ in range(2))
+    assert told(first, other)[0] == 404 and "there is no batch of files" in told(first, other)[1]
+    for batch in (again, first):  # the second had nothing to do
+        assert told(batch, "vs_never")[0] == 404 and "there is no vector store 'vs_never'" in told(batch, "vs_never")[1]
+    client.vector_stores.delete(letters)
+    assert "there is no vector store 'vs_letters'" in told(first, letters)[1]
+
+
 def test_what_cannot_be_computed_has_failed_and_says_why(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("no")
