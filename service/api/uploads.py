@@ -111,10 +111,11 @@ class Accepted(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class UploadedFile:
-    """A file as it was sent."""
+    """A file as it was sent, in this field of a form."""
 
     name: str
     content: bytes
+    field: str
 
 
 def accept(
@@ -188,7 +189,10 @@ async def form_of(request: Request, *, files: int, fields: int) -> list[tuple[st
     except MultiPartException as error:
         raise HTTPException(400, error.message) from error
     try:
-        return [(name, each if isinstance(each, str) else await _read_whole(each)) for name, each in form.multi_items()]
+        return [
+            (name, each if isinstance(each, str) else await _read_whole(each, name))
+            for name, each in form.multi_items()
+        ]
     finally:
         await form.close()
 
@@ -210,8 +214,8 @@ class _WholeForm(MultiPartParser):
             raise MultiPartException("the body ended before the last boundary of its form: send all of it")
 
 
-async def _read_whole(sent: UploadFile) -> UploadedFile:
-    return UploadedFile(PurePath(sent.filename or "").name, await sent.read())
+async def _read_whole(sent: UploadFile, field: str) -> UploadedFile:
+    return UploadedFile(PurePath(sent.filename or "").name, await sent.read(), field)
 
 
 def _file(sent: UploadedFile | str) -> UploadedFile:
@@ -253,7 +257,7 @@ def _accept_files(by: Caller, files: Sequence[UploadedFile], *, fields: Sequence
         try:
             _check_file(file)
             if file.name in names:
-                raise Invalid(f"{file.name[:80]!r} is there twice: give each a name of its own", field="files")
+                raise Invalid(f"{file.name[:80]!r} is there twice: give each a name of its own", field=file.field)
             names.add(file.name)
             if is_read:
                 reading = _read(file)
@@ -285,10 +289,10 @@ def _given(files: Sequence[UploadedFile], fields: Sequence[tuple[str, object]]) 
 def _check_file(file: UploadedFile) -> None:
     if PurePath(file.name).suffix.lower() not in SUFFIXES or "\0" in file.name:
         raise Invalid(
-            f"{file.name[:80]!r} is of no known kind: its name must end in {', '.join(SUFFIXES)}", field="files"
+            f"{file.name[:80]!r} is of no known kind: its name must end in {', '.join(SUFFIXES)}", field=file.field
         )
     if not file.content.strip():
-        raise Invalid(f"{file.name[:80]!r} is empty: leave it out", field="files")
+        raise Invalid(f"{file.name[:80]!r} is empty: leave it out", field=file.field)
 
 
 def _read(file: UploadedFile) -> Reading:
@@ -296,7 +300,7 @@ def _read(file: UploadedFile) -> Reading:
     reading = read(file.name, file.content)
     if reading.problems and not reading.drafts:
         first = reading.problems[0]
-        raise Invalid(f"{first.place[:80]} cannot be read: {first.reason}", field="files")
+        raise Invalid(f"{first.place[:80]} cannot be read: {first.reason}", field=file.field)
     return reading
 
 

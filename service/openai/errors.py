@@ -20,7 +20,7 @@ FORESEEN: Final[tuple[type[Exception], ...]] = (*KNOWN, RequestValidationError)
 
 _TYPES: Final = {403: "permission_error", 429: "rate_limit_error"}
 _UNREADABLE = re.compile("[\ud800-\udfff\x00]")
-_BRANCH = re.compile(r"(constrained-)?str|(list|type)\[.*\]")  # of a union, which pydantic tried
+_BRANCH = re.compile(r"(constrained-)?str|constrained-float|(list|type)\[.*\]")  # of a union, which pydantic tried
 
 
 class OpenAIRoute(Reads):
@@ -94,16 +94,17 @@ def _first(errors: Sequence[Mapping[str, object]]) -> Failure:
     param = _param(first)
     same = [each for each in errors if _param(each) == param]
     found = next((each for each in same if not str(each["type"]).endswith("_type")), first)
+    named = f"'{param}'" if param else "the body"
     match found["type"]:
         case "extra_forbidden":
             message, code = f"Unrecognized request argument supplied: {param}", "unknown_parameter"
         case "missing":
-            message, code = f"Missing required parameter: '{param}'", "missing_required_parameter"
+            message, code = f"Missing required parameter: {named}", "missing_required_parameter"
         case "json_invalid":
             message, code = f"We could not parse the JSON body of your request: {found['msg']}", None
         case _:
             sentence = str(found["msg"]).removeprefix("Value error, ")
-            message, code = f"Invalid value for '{param}': {sentence}", "invalid_value"
+            message, code = f"Invalid value for {named}: {sentence}", "invalid_value"
     fields = (FieldError(field=param, message=message),) if param else ()
     return Failure(422, TABLE[Invalid].title, message, code, errors=fields)
 

@@ -227,6 +227,7 @@ def test_what_cannot_be_computed_has_failed_and_says_why(client: OpenAI, monkeyp
 def test_what_cannot_be_kept_is_refused_by_name(client: OpenAI, file: Any, purpose: Any, told: str) -> None:  # noqa: ANN401
     status, message = refused(lambda: client.files.create(file=file, purpose=purpose))
     assert status == 400 and told in message and not client.files.list().data
+    assert f"'param': {'purpose' if purpose == 'fine-tune' else 'file'!r}" in message
 
 
 def test_of_a_file_that_is_cut_off_nothing_is_kept(service: Inside, client: OpenAI) -> None:

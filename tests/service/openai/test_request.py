@@ -262,6 +262,17 @@ def test_a_body_that_is_no_json_is_a_400() -> None:
     assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"]
 
 
+def test_what_is_no_field_is_named_for_what_it_is() -> None:
+    async def send(content: bytes, within: str) -> httpx.Response:
+        headers = {"Content-Type": "application/json", "X-Request-Timeout": within}
+        return await http(FakeCore(FakePipeline([]))).post("/v1/chat/completions", content=content, headers=headers)
+
+    error = asyncio.run(send(b"[]", "1")).json()["error"]
+    assert error["message"].startswith("Invalid value for the body: ") and error["param"] is None
+    error = asyncio.run(send(b'{"model": "default", "messages": [{"role": "user", "content": "?"}]}', "soon")).json()
+    assert error["error"]["param"] == "X-Request-Timeout"
+
+
 def test_what_is_not_foreseen_here_has_openais_form_too() -> None:
     async def send() -> httpx.Response:
         return await http(FakeCore(FakePipeline([]))).put("/v1/chat/completions")
