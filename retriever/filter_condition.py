@@ -24,7 +24,7 @@ BROADEST = 200  # parts of one $and or $or
 DEEPEST = 20
 
 VERSION = 2  # another value: facets of the same metadata may differ
-_THERE = b"{}"  # a facet of an object or an empty list, which no operator but $exists finds
+_THERE = b"{}"  # a facet of an object, which no operator but $exists finds
 
 _COMPARED: Final = {"$eq": "=", "$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 _OPERATORS: Final = (*_COMPARED, "$ne", "$in", "$nin", "$exists")
@@ -163,11 +163,9 @@ def _facets(name: str, value: object) -> Iterator[tuple[str, Value]]:
         yield name, _THERE
         for inner, each in cast(Json, value).items():
             yield from _facets(f"{name}.{inner}", each)
-    elif isinstance(value, list | tuple) and value:
+    elif isinstance(value, list | tuple):
         for each in cast(Sequence[object], value):
             yield from _facets(name, each)
-    elif isinstance(value, list | tuple):
-        yield name, _THERE
     else:
         yield name, _stored(value, name)
 

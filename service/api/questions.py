@@ -1,10 +1,10 @@
 """A question in JSON, alone or as a chat: its fields, limits and defaults, and what the pipeline is asked by it."""
 
 import secrets
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import Header
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from blend.engine.sampling import Sampling
@@ -60,12 +60,6 @@ class Conversation(Strict):
         description="How long it is kept behind this turn, by default an hour; what is said here goes before all else "
         "that the key has. 0 ends the session with this turn",
     )
-
-    @model_validator(mode="after")
-    def _is_of_one(self) -> Self:
-        if self.session_keep_s is not None and not self.session:
-            raise ValueError(f"session_keep_s {self.session_keep_s} is of no session: name it in session, too")
-        return self
 
 
 class MessageIn(Strict):

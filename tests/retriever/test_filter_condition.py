@@ -102,7 +102,7 @@ def selected(tables: sqlite3.Connection, allowed: FilterCondition) -> set[int]:
 
 
 def flat(name: str, value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping) or value == []:
+    if isinstance(value, Mapping):
         yield name, THERE
     if isinstance(value, Mapping):
         for inner, each in value.items():

@@ -311,4 +311,4 @@ def still(found: object) -> object:
 
 def is_name(value: object) -> bool:
     """Documents are named by who puts them in, so their ids do not move."""
-    return isinstance(value, str) and not re.match(r"(job|query|fuse|chatcmpl)-|(resp|msg)_|[0-9a-f]{16,}$", value)
+    return isinstance(value, str) and not re.match(r"(job|query|fuse|(chat)?cmpl)-|(resp|msg)_|[0-9a-f]{16,}$", value)

@@ -155,7 +155,6 @@ def test_a_text_that_ends_with_a_known_chunk_goes_on(client: OpenAI, service: In
         ({"prompt": ["a", "b"], "stream": True}, "a stream is of one prompt"),
         ({"echo": True, "logprobs": 1}, "no logprobs of a prompt"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"extra_body": {"session_keep_s": 0}}, "session_keep_s 0 is of no session"),
     ],
 )
 def test_what_is_not_served_is_refused_with_the_reason(client: OpenAI, more: dict[str, object], reason: str) -> None:

@@ -99,7 +99,7 @@ def test_a_bound_key_writes_only_within_its_filter_alone(team: object, filled: C
     assert [each["id"] for each in client.get("/v1/documents").json()["documents"]] == ["hers"]
 
 
-@pytest.mark.parametrize("team", [{"name": "hr"}, {}, [], [{"name": "hr"}]])
+@pytest.mark.parametrize("team", [{"name": "hr"}, {}, [{"name": "hr"}]])
 def test_a_key_for_what_has_no_team_sees_nothing_of_a_team_that_is_an_object(
     team: object, as_key: Clients, core: FakeCore
 ) -> None:

@@ -100,7 +100,7 @@ def test_the_text_follows_the_practice_of_prometheus() -> None:
 
 
 WORDS = {
-    *("absent", "pending", "evicted", "corrupt", "foreign", "over_budget", "unsupported"),
+    *("absent", "begun", "pending", "evicted", "corrupt", "foreign", "over_budget", "unsupported"),
     *("controller", "sooner", "trial", "unavailable", "tokens", "codec", "not_fetched"),
     *("fingerprint_weights", "fingerprint_architecture", "fingerprint_tokenizer", "fingerprint_rope"),
     *("fingerprint_dtype", "fingerprint_prefix", "fingerprint_capture"),
