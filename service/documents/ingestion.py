@@ -26,6 +26,7 @@ from service.documents.tenants import Tenant
 from service.errors import Exhausted
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
+from service.truth.control import Quota
 from store.blob_store import Put
 from store.key import CacheKey
 from store.reader import BlobReader
@@ -183,6 +184,7 @@ class Ingestion:
 
     def _stage(self, documents: Mapping[int, Document]) -> None:
         """Stages the documents whose uploads are live still."""
+        within: QuotaCheck | None = None  # what is there is counted for a quota alone
 
         def claim(change: CatalogChange, versions: Sequence[int]) -> list[int]:
             claimed: list[int] = []
@@ -199,13 +201,14 @@ class Ingestion:
             found = (documents[number].metadata for number in documents if number in self._live)
             labels = [Label(self._collection, metadata) for metadata in found]
             prepare(change, labels, staged=claimed, fields=self._tenant.captures.domain_fields)
-            within.check(change)
+            if within:
+                within.check(change)
             return claimed
 
         if documents:
-            quota = self._tenant.captures.quota
-            with self._tenant.catalog.change() as before:
-                within = QuotaCheck(before, quota, tenant=self._tenant.name)
+            if (quota := self._tenant.captures.quota) != Quota():
+                with self._tenant.catalog.change() as before:
+                    within = QuotaCheck(before, quota, tenant=self._tenant.name)
             wanted = [*documents.values()]
             anew = self._tenant.captures.unshared(wanted)
             with suppress(_Unwanted):
