@@ -132,7 +132,7 @@ def apply(tokenizer: Tokenizer, chat: Sequence[Fields], *, tools: Sequence[Field
     apply_template = cast(Callable[..., object], tokenizer.source.apply_chat_template)  # pyright: ignore[reportUnknownMemberType]
     try:
         rendered = apply_template([*chat], tools=[*tools] or None, tokenize=False, **variables)
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
+    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         roles = ", ".join(str(message["role"]) for message in chat)
         raise TokenizerError(
             f"the model's chat template refuses messages of the roles {roles}: {error}; send what it allows"

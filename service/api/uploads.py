@@ -340,5 +340,5 @@ def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -
             check_collection(view, collection, bound=by.who.bound)
     if not is_there:
         fresh = CollectionRules(by.core.settings.chunk_tokens, tenant.model.system)
-        ingest.put_collection(tenant, collection, rules=fresh)
+        ingest.put_collection(tenant, collection, rules=fresh, only_new=True)
     return ingest.accept(tenant, uploads, owner=by.who.key_id)

@@ -49,11 +49,13 @@ def kept_rules(catalog: Catalog, collection: str, *, fresh: CollectionRules) -> 
     """The rules by which all documents of a collection are cut. One that is not there is made, with the fresh ones."""
     with catalog.view() as view:
         found = view.collection(collection)
-    if found is not None:
-        return CollectionRules.from_json(found.rules)
-    with catalog.change() as change:
-        change.put_collection(Collection(collection, fresh.to_json()))
-    return fresh
+    if found is None:
+        made = Collection(collection, fresh.to_json())
+        with catalog.change() as change:
+            change.put_collection(made, only_new=True)
+        with catalog.view() as view:  # others may have made it meanwhile
+            found = view.collection(collection) or made
+    return CollectionRules.from_json(found.rules)
 
 
 def rules_of(view: CatalogView, name: str) -> CollectionRules:

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urldefrag, urljoin, urlsplit
 from xml.etree import ElementTree
 
+import httpx
 from blake3 import blake3
 from protego import Protego
 
@@ -71,8 +72,13 @@ class WebPages:
         for each in root.iterfind(f"*/{own}loc"):
             if not (each.text or "").strip():
                 continue
-            url = urldefrag(urljoin(sitemap, (each.text or "").strip())).url
-            if urlsplit(url).netloc != urlsplit(self.base).netloc:
+            try:
+                url = urldefrag(urljoin(sitemap, (each.text or "").strip())).url
+                is_own = httpx.URL(url).netloc == httpx.URL(self.base).netloc
+            except (httpx.InvalidURL, ValueError) as error:
+                yield ReadingProblem((each.text or "").strip(), f"it is no address ({error})")
+                continue
+            if not is_own:
                 yield ReadingProblem(url, "it is on another host than its sitemap: name it itself")
             elif not root.tag.endswith("sitemapindex"):
                 yield url

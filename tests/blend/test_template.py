@@ -102,6 +102,7 @@ def test_a_role_is_one_word(role: str) -> None:
         ("{{ messages[0].content + 1 }}", "refuses messages of the roles system, user"),
         ("{% for m in messages %}", "refuses messages of the roles system, user"),
         ("{{ messages[7].content.text }}", "refuses messages of the roles system, user"),
+        ("{{ 10 % (messages|length - 2) }}", "refuses messages of the roles system, user"),
     ],
 )
 def test_what_the_template_cannot_say_is_refused_in_its_own_words(template: str | None, message: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -15,8 +15,10 @@ from service.app import composition
 from service.app.workspace import open_workspace
 from service.builtin import CHECKPOINT
 from service.documents import ingest
+from service.documents.collection_rules import REFUSE, CollectionRules
 from service.documents.corpus_listing import files
 from service.documents.precompute import Precompute
+from service.documents.tenants import Tenant
 from service.model.prompt_builder import GROUNDED, SYSTEM
 from tests.retriever.fakes import WordEmbedder
 from tests.service.passages import PASSAGES, QUESTIONS
@@ -48,6 +50,21 @@ def test_a_new_collection_of_a_named_model_is_told_to_say_what_is_not_there(tmp_
         assert good(client.put("/v1/collections/new", json={}))["system"] == GROUNDED
         assert good(client.put("/v1/collections/old", json={"floor": 0.1}))["system"] == SYSTEM
         assert good(client.put("/v1/collections/made", json={}))["system"] == GROUNDED
+
+
+def test_rules_that_somebody_gives_while_an_upload_arrives_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_process(settings_in(tmp_path)) as inside, inside.client() as client:
+        put_collection = inside.core.ingest.put_collection
+
+        def behind_another(tenant: Tenant, name: str, *, rules: CollectionRules, only_new: bool = False) -> bool:
+            put_collection(tenant, name, rules=replace(rules, on_empty=REFUSE))
+            return put_collection(tenant, name, rules=rules, only_new=only_new)
+
+        monkeypatch.setattr(inside.core.ingest, "put_collection", behind_another)
+        put_in(client, DOCUMENTS[:1], collection="raced")
+        assert good(client.get("/v1/collections/raced"))["on_empty"] == REFUSE
 
 
 @pytest.fixture(scope="module")

@@ -99,6 +99,15 @@ def test_a_sitemap_that_is_packed_wrongly_is_named(tmp_path: Path, site: Site) -
     assert run(small_place(tmp_path), f"{site.url}/sitemap.xml", status=1)[1] == [f"{site.url}/broken.xml.gz"]
 
 
+def test_a_host_of_other_letters_is_the_same_and_what_is_no_address_is_named(tmp_path: Path, site: Site) -> None:
+    site.page("/a", "The lamp.")
+    content = site.sitemap("/sitemap.xml", "/a").replace(b"</urlset>", b"<url><loc>http://[lamp</loc></url></urlset>")
+    site.pages["/sitemap.xml"] = ("application/xml", content.replace(b"127.0.0.1", b"LOCALHOST"))
+    sitemap = f"{site.url}/sitemap.xml".replace("127.0.0.1", "localhost")
+    done, problems = run(small_place(tmp_path), sitemap, status=1)
+    assert (done["documents"], problems) == (1, ["http://[lamp"])
+
+
 def test_a_sitemap_is_read_and_what_vanishes_is_pruned(tmp_path: Path, site: Site) -> None:
     site.pages["/robots.txt"] = ("text/plain", b"User-agent: *\nDisallow: /*.secret\n")
     site.page("/a", "The lamp of page a.")
