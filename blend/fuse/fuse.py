@@ -1,4 +1,4 @@
-"""Fuses a prompt, stored and recomputed rows, in bounded pieces; damaged records become text; counts reused tokens.
+"""Fuses a prompt's stored and recomputed rows in pieces; records damaged, or cut by a kept beginning, become text.
 
 A fuse is a row of stages. Each runs some rows from one layer to the keys and values of another, in pieces of bounded
 size; where a stage ends, `choice` decides which rows the next one still runs. All rows end at the last layer with keys

@@ -1,4 +1,4 @@
-"""Lays a prompt out: refuses one too long or with unknown ids; says which records are a miss, and which are exact."""
+"""Lays a prompt out: refuses one too long or with unknown ids; says which records do not fit, and which are exact."""
 
 import struct
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Attention of scattered rows: which kernel (table, SDPA, the model's own, FlexAttention), block sizes, probed weights.
+"""Attention of scattered rows: which kernel (table, SDPA, the model's, FlexAttention), padded heads, probed weights.
 
 Registered under one name in both of transformers' registries. There are four ways: rows by a table (`RowTable`),
 torch's fused attention, the model's own plain one, and FlexAttention.
