@@ -1,4 +1,4 @@
-"""Finds out how a chat template writes tool calls, by having it render some; refuses one that knows none, or no JSON.
+"""Finds out how a chat template writes tool calls, by having it render some, and what a call not asked for begins with.
 
 A call is a frame with places for its name, its arguments and, in some templates, its id.
 """

@@ -1,4 +1,4 @@
-"""Uniform quantization with logarithmic step sizes. Arrays in, codes out: no blobs, no layers.
+"""Quantization at every bit width: how wide steps are, between whole bits too. Arrays in, codes out; knows no blobs.
 
 A code c stands for `middle + (c - (2**bits - 1) / 2) * step`: the cells fill what lies between the least and the
 largest number, so no error exceeds half a step. Between whole bits codes are those of a trellis (`trellis.py`), which
