@@ -1,4 +1,4 @@
-"""Refuses models: encoder-decoders, recurrent state alone, ALiBi, adapters, sight of later tokens, RoPE by length."""
+"""Refuses models by their kind: unknown caches, no window, ALiBi, adapters, sight of later tokens, RoPE by length."""
 
 from collections.abc import Callable, Sequence
 

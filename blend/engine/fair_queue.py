@@ -1,4 +1,4 @@
-"""Fair turns among tenants: which request is next, the captures' share of time, whose rows a decoding step has.
+"""Fair turns among tenants: which request is next, what rows cost, captures' share, whose rows a decoding step has.
 
 Each payer's time in the engine is counted, over its weight. A request of the one with the least goes next; who comes
 back after a while begins where the others are. Where answers of several payers run, a step has so few rows that it
