@@ -1,4 +1,4 @@
-"""Which cached tokens a prompt computes anew: those that attention or deviation chooses. Scores slots, runs no rows."""
+"""Carries out a policy's choice: scores cached tokens by attention or deviation and takes the best. Runs no rows."""
 
 from collections.abc import Sequence
 

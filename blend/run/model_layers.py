@@ -1,4 +1,4 @@
-"""Finds by running a model what its layers keep: shapes, rotary rules, sharing, states; refuses keys it cannot turn.
+"""Finds by running a model what layers keep: shapes, rotary rules, sharing, states, inputs; refuses keys not turned.
 
 No table of model names decides anything. The same hidden states are sent through every layer at two positions; the
 rule that makes both keys equal again is the layer's rule.

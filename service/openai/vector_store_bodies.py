@@ -1,4 +1,4 @@
-"""Bodies of vector stores and of searches in them: filters turned into ours, chunking, what is refused. Types alone."""
+"""Bodies of vector stores and of searches in them: filters turned into ours, attributes, chunking, what is refused."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
