@@ -174,7 +174,7 @@ def test_no_memory_for_what_later_turns_would_begin_with_costs_no_answer(
 ) -> None:
     turn = {"role": "user", "content": f"Why {exhausted!r}?"}
     blend = {"policy": "prefix"}  # each turn is exact
-    body = {"model": "default", "messages": [turn], "max_tokens": 4, "session": "s", "blend": blend}
+    body = {"model": "default", "messages": [turn], "max_tokens": 4, "temperature": 0, "session": "s", "blend": blend}
     kept, first = Context.first, list[int]()
 
     def fail(context: Context, tokens: int) -> Context:
