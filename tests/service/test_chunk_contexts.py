@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -67,10 +66,26 @@ def filler(tenant: Tenant, domain: str = "") -> list[tuple[str, str]]:
         return [(each.document, each.excerpt) for each in view.fillers("default").get(domain, ())]
 
 
-@pytest.fixture
-def inside(tmp_path: Path) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path, codec="lossless", model=small())) as inside:
+def emptied(inside: Inside) -> None:
+    """Nothing is left of what was put in before."""
+    tenant = inside.core.tenants.open(TENANT)
+    with inside.client() as client:
+        good(client.put("/v1/collections/default", json={}))
+        for each in good(client.get("/v1/documents"))["documents"]:
+            assert good(client.delete(f"/v1/documents/{each['id']}"))["done"]
+    assert not stored(tenant)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("one"), codec="lossless", model=small())) as inside:
         yield inside
+
+
+@pytest.fixture
+def inside(running: Inside) -> Inside:
+    emptied(running)
+    return running
 
 
 def test_a_record_is_what_is_computed_behind_the_passages_that_its_key_names(inside: Inside) -> None:
@@ -154,9 +169,11 @@ def test_the_same_corpus_has_the_same_filler_and_keys_one_by_one_and_together(in
         assert set(stored(together)) == set(stored(one_by_one)) == wanted(together)
 
 
-def test_a_later_upload_changes_no_filler(inside: Inside) -> None:
+def test_a_filler_is_of_several_documents_and_a_later_upload_changes_none(inside: Inside) -> None:
     with inside.client() as client:
-        put_in(client, [book(number) for number in range(4)])
+        put_in(client, [book(0)])
+        assert filler(settled(inside)) == []
+        put_in(client, [book(number) for number in range(1, 4)])
         before = filler(settled(inside))
         put_in(client, [book(number) for number in range(4, 9)])
         assert filler(settled(inside)) == before != []
@@ -269,14 +286,3 @@ def test_a_filler_is_shown_and_changed(inside: Inside) -> None:
         refused = client.put("/v1/collections/default", json={"filler": ["0" * 32]})
         assert refused.status_code == 409 and "0" * 32 in refused.text
         assert good(client.put("/v1/collections/default", json={"filler": []}))["filler"] == shown
-
-
-def test_contexts_stay_within_the_document(inside: Inside) -> None:
-    """Chunk by chunk, each stands behind the one before it, and the first behind none."""
-    with inside.client() as client:
-        put_in(client, [book(0, chunks=5)])
-    tenant = settled(inside)
-    own = [ContextKey(chunk_id(chunk(0, number)), "default", "") for number in range(5)]
-    named = tenant.captures.contexts.named(own)
-    assert named[own[0]].before == "" and filler(tenant) == []
-    assert all(named[later].before == earlier.chunk for earlier, later in pairwise(own))

@@ -26,7 +26,7 @@ from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from tests.service.checkpoints import small
 from tests.service.serving import Inside, Json, ask, good, in_process, put_in, settings_in, wait_for
-from tests.service.test_chunk_contexts import TENANT, filler, settled, stored, wanted
+from tests.service.test_chunk_contexts import TENANT, emptied, filler, settled, stored, wanted
 from tests.service.test_deletes import IN_FILLS, IN_JOBS, passed
 
 MARK = re.compile(r"\d{4}mark")
@@ -123,18 +123,10 @@ def as_document(number: int, told: tuple[list[tuple[int, str]], str, str, bool])
     return {"id": f"d{number}", "title": title, "chunks": own, "metadata": {"team": team}}
 
 
-def emptied(inside: Inside) -> None:
-    tenant = inside.core.tenants.open(TENANT)
-    with inside.client() as client:
-        for each in good(client.get("/v1/documents"))["documents"]:
-            assert good(client.delete(f"/v1/documents/{each['id']}"))["done"]
-    assert not stored(tenant)
-
-
 def play(inside: Inside, steps: Sequence[Mapping[int, tuple[list[tuple[int, str]], str, str, bool] | None]]) -> None:
     tenant = inside.core.tenants.open(TENANT)
     with computing(inside) as computed, inside.client() as client:
-        emptied(inside)  # nothing is left of the steps before
+        emptied(inside)
 
         def check() -> None:
             assert not strange(tenant, served(tenant), computed=computed)
@@ -224,9 +216,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 @pytest.fixture
 def inside(running: Inside) -> Inside:
     """Six books, all captured; nothing is left of the test before."""
+    emptied(running)
     with running.client() as client:
-        good(client.put("/v1/collections/default", json={}))
-        emptied(running)
         put_in(client, [marked_book(number) for number in range(6)])
     settled(running)
     return running
