@@ -133,7 +133,9 @@ def ask(request: pytest.FixtureRequest, inside: Inside, keys: dict[str, str]) ->
 
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(several)
-def test_the_prompt_says_the_same_whether_chunks_are_recognised_in_it_or_not(ask: Asking, found: list[Loose]) -> None:
+def test_prompt_and_sources_are_the_documents_as_they_came_whether_chunks_are_recognised_or_not(
+    ask: Asking, found: list[Loose]
+) -> None:
     seen, unseen = ask("reader", found), ask("stranger", found)
     wanted = [piece for each in found for piece in each.chunks]
     assert seen.prompt == unseen.prompt
@@ -141,6 +143,13 @@ def test_the_prompt_says_the_same_whether_chunks_are_recognised_in_it_or_not(ask
     assert [each["chunk_id"] for each in seen.report] == [chunk_id(piece) for piece in wanted]
     assert {(each["source"], each["miss_reason"]) for each in seen.report} <= {("lmdb", None)}
     assert seen.reused >= sum(each["tokens"] for each in seen.report) - 1 and (seen.reused > 0 or not wanted)
+    assert [(each["document_id"], each["title"], each["text"]) for each in seen.sources] == [
+        (f"n{at}", each.title, each.text) for at, each in enumerate(found)
+    ]
+    whole = [
+        chunk_id(each.pieces[0]) if each.chunks == [*each.pieces] and not each.pieces[1:] else "" for each in found
+    ]
+    assert [each["chunk_id"] for each in seen.sources] == whole
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)
@@ -157,28 +166,6 @@ def test_a_key_that_does_not_see_them_is_told_what_it_is_told_where_there_are_no
     ask: Asking, found: list[Loose]
 ) -> None:
     assert ask("another", found) == ask("alone", found)
-
-
-@settings(max_examples=4, deadline=None, derandomize=True)
-@given(several)
-def test_each_is_a_source_once_as_it_came(ask: Asking, found: list[Loose]) -> None:
-    sources = ask("reader", found).sources
-    assert [(each["document_id"], each["title"], each["text"]) for each in sources] == [
-        (f"n{at}", each.title, each.text) for at, each in enumerate(found)
-    ]
-    whole = [
-        chunk_id(each.pieces[0]) if each.chunks == [*each.pieces] and len(each.pieces) == 1 else "" for each in found
-    ]
-    assert [each["chunk_id"] for each in sources] == whole
-
-
-def test_they_are_kept_nowhere(inside: Inside, ask: Asking) -> None:
-    with inside.client() as client:
-        before = good(client.get("/v1/stats"))
-        ask("reader", [Loose((OTHERS[0],), "", " "), Loose((CHUNKS[0], OTHERS[0]), "", " ")])
-        after = good(client.get("/v1/stats"))
-        assert [after[name] for name in ("documents", "chunks")] == [before[name] for name in ("documents", "chunks")]
-        assert good(client.post("/v1/cache/lookup", json={"chunk_ids": [chunk_id(OTHERS[0])]}))["unknown"]
 
 
 def test_nothing_is_recognised_across_two_documents(inside: Inside, ask: Asking) -> None:

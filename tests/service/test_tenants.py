@@ -337,16 +337,3 @@ def test_cursors_count_nothing_of_others(service: Inside) -> None:
             }
         assert good(client.get(f"/v1/jobs/{job}", params={"limit": 1}))["next"] == 1
         assert good(client.get(f"/v1/jobs/{job}", params={"limit": 1, "after": 1}))["items"] == []
-
-
-def test_scores_of_a_key_with_a_filter_do_not_move_with_what_is_outside(service: Inside) -> None:
-    def scores() -> list[tuple[str, float]]:
-        hits = good(client.post("/v1/search", json={"query": "Which animal does Halio keep? heron"}))["hits"]
-        return [(hit["document_id"], hit["score"]) for hit in hits]
-
-    with client_in(service, "scores", bound=steps.TEAM) as client, client_in(service, "scores") as others:
-        put_in(client, [{"id": "letter", "text": steps.LETTER, "metadata": steps.TEAM}])
-        before = scores()
-        put_in(others, [{"id": "hidden", "text": steps.HIDDEN, "metadata": {"team": "b"}}])
-        after = scores()
-        assert before and after == before, f"{before} became {after}"
