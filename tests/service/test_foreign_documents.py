@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.access.principal import Role
 from service.answers.foreign_documents import SENTENCE, ForeignDocuments
 from service.app.composition import compose_served
 from service.builtin import CHECKPOINT
@@ -15,7 +16,7 @@ from service.lab.demo.demo_answers import CORPUS, EXAMPLES
 from service.lab.questions.suites import Draw, multihop
 from service.model.served_model import ServedModel
 from service.settings import Settings
-from tests.service.serving import ask, good, in_process, put_in, settings_in
+from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in
 from tests.service.test_precompute_plans import Near
 
 ROOT = Path(__file__).parent.parent.parent
@@ -60,9 +61,9 @@ def test_a_service_says_it_in_every_report_and_once_in_its_log(
         put_in(client, [{"id": each.name, "text": each.read_text("utf-8")} for each in CORPUS.iterdir()])
         assert [ask(client, each.question)["report"]["notes"] for each in EXAMPLES] == [[]] * len(EXAMPLES)
         assert SENTENCE not in caplog.messages
-        put_in(client, [{"id": "page", "text": PAGES[0].read_text("utf-8")}])
+        put_in(client, [{"id": "page", "text": GERMAN}])
         for _ in range(2):
-            assert ask(client, "How does OpenAI's client name the service?", top_k=2)["report"]["notes"] == [SENTENCE]
+            assert ask(client, "Bis wann sind Kündigungen einzureichen?", top_k=2)["report"]["notes"] == [SENTENCE]
         loose = {"question": "Why?", "top_k": 0, "documents": [{"text": GERMAN}]}
         assert good(client.post("/v1/query", json=loose))["report"]["notes"] == [SENTENCE]
         assert [each for each in caplog.messages if each == SENTENCE] == logged
@@ -80,8 +81,14 @@ def test_another_model_says_nothing_of_it(tmp_path: Path) -> None:
         assert ask(client, "Was ist einzureichen?")["report"]["notes"] == []
 
 
-def test_a_service_without_documents_says_so_instead_of_an_answer(tmp_path: Path) -> None:
-    with in_process(settings_in(tmp_path)) as served, served.client() as client:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("served"))) as inside:
+        yield inside
+
+
+def test_a_service_without_documents_says_so_instead_of_an_answer(served: Inside) -> None:
+    with served.client(served.core.control.create_key("new", Role.ADMIN)[1]) as client:
         refused = client.post("/v1/query", json={"question": "Where?"})
         assert (refused.status_code, "kvweave precompute" in refused.json()["detail"]) == (404, True)
         chat = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
@@ -90,12 +97,32 @@ def test_a_service_without_documents_says_so_instead_of_an_answer(tmp_path: Path
         assert ask(client, "Zebra?")["answer"] is not None
 
 
-def test_the_window_of_the_built_in_model_is_told_apart_from_chunks(tmp_path: Path) -> None:
-    with in_process(settings_in(tmp_path)) as served, served.client() as client:
+def test_the_window_of_the_built_in_model_is_told_apart_from_chunks(served: Inside) -> None:
+    with served.client() as client:
         put_in(client, [{"id": "page", "text": GERMAN}])
         refused: httpx.Response = client.post("/v1/query", json={"question": "Why not? " * 1600})
         assert (refused.status_code, "leave out chunks" in refused.text) == (422, False)
         assert "shorten the question" in refused.text
+
+
+def test_what_no_window_holds_is_refused_before_it_is_read_as_a_whole(
+    served: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, read = served.core.model.prompt_builder.tokenizer, list[int]()
+    encode = tokenizer.encode_text
+
+    def encoded(text: str) -> list[int]:
+        read.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(tokenizer, "encode_text", encoded)
+    many = "word " * 2_000_000
+    turns = [{"role": "user", "content": many}, {"role": "user", "content": "What?"}]
+    with served.client() as client:
+        chat = client.post("/v1/chat/completions", json={"model": "default", "messages": turns})
+        asked = client.post("/v1/query", json={"question": "What?", "documents": [{"text": many}]})
+    assert (chat.status_code, chat.json()["error"]["code"]) == (400, "context_length_exceeded"), chat.text
+    assert asked.status_code == 422 and max(read, default=0) < 1 << 15, asked.text
 
 
 def test_a_corpus_run_says_it_once(tmp_path: Path) -> None:

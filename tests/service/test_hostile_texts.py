@@ -123,25 +123,3 @@ def test_most_of_it_is_served_from_stored_chunks(chunks: list[Json]) -> None:
     """A tokenizer that cannot say a text loses nothing: such a chunk is read as text."""
     assert {each["state"] for each in chunks} <= {"stored", "unsupported"}
     assert sum(each["state"] == "stored" for each in chunks) >= len(chunks) / 2
-
-
-def test_what_no_window_holds_is_refused_before_it_is_read_as_a_whole(
-    inside: Inside, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, read = inside.core.model.prompt_builder.tokenizer, list[int]()
-    encode = tokenizer.encode_text
-
-    def encoded(text: str) -> list[int]:
-        read.append(len(text))
-        return encode(text)
-
-    monkeypatch.setattr(tokenizer, "encode_text", encoded)
-    many = "word " * 2_000_000
-    model = good(client.get("/v1/models"))["data"][0]["id"]
-    chat = client.post(
-        "/v1/chat/completions",
-        json={"model": model, "messages": [{"role": "user", "content": many}, {"role": "user", "content": "What?"}]},
-    )
-    assert (chat.status_code, chat.json()["error"]["code"]) == (400, "context_length_exceeded"), chat.text
-    asked = client.post("/v1/query", json={"question": "What?", "documents": [{"text": many}]})
-    assert asked.status_code == 422 and max(read, default=0) < 1 << 15, asked.text
