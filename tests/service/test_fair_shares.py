@@ -1,12 +1,12 @@
 """Time that a request is given, and who has what in the engine, as clients and operators see it."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from blend.errors import Late
 from service.access.principal import Role
-from tests.service.serving import Json, in_process, settings_in
+from tests.service.serving import Inside, Json, in_process, sampled, settings_in
 
 ASKED: dict[str, Json] = {
     "/v1/query": {"question": "Who is it?", "top_k": 0},
@@ -15,12 +15,13 @@ ASKED: dict[str, Json] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fair")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("fair"), store="mem://", weights={"other": 2.0})) as served:
+        yield served
 
 
-def test_time_that_is_given_is_kept_and_a_tenants_time_is_told(folder: Path) -> None:
-    with in_process(settings_in(folder, store="mem://", weights={"other": 2.0})) as inside, inside.client() as client:
+def test_time_that_is_given_is_kept_and_a_tenants_time_is_told(inside: Inside) -> None:
+    with inside.client() as client:
         for path, body in ASKED.items():
             assert client.post(path, json=body, headers={"X-Request-Timeout": "60"}).status_code == 200
             for wrong in ("soon", "0", "-1", "inf", "nan"):
@@ -32,8 +33,7 @@ def test_time_that_is_given_is_kept_and_a_tenants_time_is_told(folder: Path) -> 
         _, key = inside.core.control.create_key("other", Role.READ)
         with inside.client(key) as other:
             assert other.post("/v1/query", json=ASKED["/v1/query"]).status_code == 200
-        lines = client.get("/metrics").text.splitlines()
-    told = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if line.startswith("kvweave_engine")}
+        told = sampled(client)
     for tenant in ("default", "other"):
         assert told[f'kvweave_engine_seconds_total{{tenant="{tenant}"}}'] > 0
         assert told[f'kvweave_engine_waiting{{tenant="{tenant}"}}'] == 0
@@ -41,18 +41,18 @@ def test_time_that_is_given_is_kept_and_a_tenants_time_is_told(folder: Path) -> 
 
 
 def test_what_cannot_be_in_time_is_refused_before_anything_is_looked_up(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with in_process(settings_in(folder, store="mem://")) as inside, inside.client() as client:
-        asked: list[tuple[str, float]] = []
+    asked: list[tuple[str, float]] = []
 
-        def refuse(payer: str, left_s: float) -> None:
-            asked.append((payer, left_s))
-            raise Late("20 requests go before this one", retry_after_s=7)
+    def refuse(payer: str, left_s: float) -> None:
+        asked.append((payer, left_s))
+        raise Late("20 requests go before this one", retry_after_s=7)
 
-        monkeypatch.setattr(inside.core.model.engine, "refuse_late", refuse)
-        monkeypatch.setattr("service.answers.pipeline.gather", lambda *each: pytest.fail("it was looked up"))
+    monkeypatch.setattr(inside.core.model.engine, "refuse_late", refuse)
+    monkeypatch.setattr("service.answers.pipeline.gather", lambda *each: pytest.fail("it was looked up"))
+    with inside.client() as client:
         for path, body in ASKED.items():
             late = client.post(path, json=body, headers={"X-Request-Timeout": "60"})
             assert (late.status_code, late.headers["Retry-After"]) == (503, "7"), late.text
-        assert asked == [("default", 60.0)] * len(ASKED)
+    assert asked == [("default", 60.0)] * len(ASKED)

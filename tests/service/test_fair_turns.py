@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -139,11 +138,17 @@ def test_a_large_schema_is_counted_for_what_it_takes() -> None:
     assert LEAST_BYTES < checked_grammar(LARGE).nbytes < 8 * LEAST_BYTES
 
 
-def test_an_answer_counts_while_it_runs(tmp_path: Path) -> None:
-    said = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "x"}}}}
-    with in_process(settings_in(tmp_path)) as inside, inside.client() as client:
-        inside.core.pipeline._schema_memory = memory = SchemaMemory(2 * LEAST_BYTES - 1)
-        _, key = inside.core.control.create_key("other", Role.READ)
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("turns"))) as served:
+        yield served
+
+
+def test_an_answer_counts_while_it_runs(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, memory = as_json({"const": "x"}), SchemaMemory(2 * LEAST_BYTES - 1)
+    monkeypatch.setattr(inside.core.pipeline, "_schema_memory", memory)
+    _, key = inside.core.control.create_key("other", Role.READ)
+    with inside.client() as client:
         for _ in range(3):
             assert ask(client, "Who?", top_k=0, sampling=said)["answer"] == '"x"'
         with memory.held("default", LEAST_BYTES), inside.client(key) as other:
@@ -152,12 +157,6 @@ def test_an_answer_counts_while_it_runs(tmp_path: Path) -> None:
             assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1"), refused.text
             assert ask(client, "Who?", top_k=0, sampling={"max_tokens": 2})["answer"]
             assert ask(other, "Who?", top_k=0, sampling=said)["answer"] == '"x"'
-
-
-@pytest.fixture
-def inside(tmp_path: Path) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path)) as served:
-        yield served
 
 
 def test_schemas_of_one_tenant_hold_up_no_answer_of_another(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
