@@ -1,4 +1,4 @@
-"""`kvweave ask` and `kvweave search` against a running service, and against none."""
+"""`kvweave ask` and `kvweave search` against a running service, and against none; events that they read."""
 
 import json
 import subprocess
@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service import cli
 from service.commands import ask
+from service.event_parser import EventParser, ReceivedEvent
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, in_process, kvweave_ended, settings_in
@@ -62,7 +65,7 @@ def test_hits_come_best_first(inside: Inside) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("--key", "kvw_nonsense"), "key"), (("--filter", '{"a": {"$no": 1}}'), "$no"), (("--filter", "{"), "JSON")],
+    [(("--key", "kvw_nonsense"), "key"), (("--filter", '{"a": {"$no": 1}}'), "$no")],
 )
 def test_what_is_wrong_is_one_sentence(inside: Inside, arguments: tuple[str, ...], words: str) -> None:
     done = run(inside, "ask", "Where?", *arguments, status=2)
@@ -94,3 +97,20 @@ def test_the_key_of_this_machine_goes_to_no_other(
     monkeypatch.setenv("KVWEAVE_DATA", str(inside.core.settings.data))
     with ask._client(url, "") as client:
         assert client.headers.get("Authorization", "") == (f"Bearer {inside.key}" if is_sent else "")
+
+
+LINES = [b": ping", b"", b"id: 7", b'data:{"a":"\xe2\x80\xa8\xc2\x85"}', b"", b"event: x", b"data: b", b"data: c", b""]
+
+
+@given(st.data(), st.sampled_from([b"\n", b"\r\n"]))
+def test_events_are_the_same_however_they_are_cut(data: st.DataObject, end: bytes) -> None:
+    raw = end.join([*LINES, b"data: [DONE]"])
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
+    parser = EventParser()
+    parts = [raw[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    found = [event for part in parts for event in parser.feed(part)]
+    assert [*found, *parser.end()] == [
+        ReceivedEvent("", b'{"a":"\xe2\x80\xa8\xc2\x85"}'),
+        ReceivedEvent("x", b"b\nc"),
+        ReceivedEvent("", b"[DONE]"),
+    ]
