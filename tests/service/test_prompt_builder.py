@@ -4,7 +4,6 @@ import pytest
 from tokenizers import processors
 
 from blend.errors import PromptError
-from blend.fuse.prompt import ChunkSegment, TextSegment
 from blend.text.tokenizer import Tokenizer
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, TurnPart, TurnParts, question_turns
 from tests.blend.tokenizers_made import end_of, fresh, made, token_of
@@ -98,14 +97,6 @@ def test_a_passage_with_no_tokens_behind_it_is_text() -> None:
     assert (alone.prefix, alone.runs, alone.suffix) == ((), (), builder.ids(one.text))
 
 
-def test_a_prompt_has_a_chunk_for_each_passage_and_text_between() -> None:
-    found = laid(Tokenizer(made("bytes")))
-    prompt = found.prompt({})
-    assert [type(each) for each in prompt.segments] == [ChunkSegment, TextSegment, ChunkSegment]
-    assert [each.ids for each in prompt.segments] == [run.ids for run in found.runs]
-    assert (prompt.prefix, prompt.suffix) == (found.prefix, found.suffix)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_no_template_begins_begins_as_the_models_own_tokenizer_has_it(kind: str) -> None:
     source = fresh(kind, chat_template=None)
@@ -127,10 +118,6 @@ def test_what_no_template_begins_begins_as_the_models_own_tokenizer_has_it(kind:
     source.chat_template = made(kind).chat_template
     rendered = PromptBuilder(Tokenizer(source)).lay([TurnParts("user", (words,))])
     assert rendered == PromptBuilder(Tokenizer(made(kind))).lay([TurnParts("user", (words,))])
-
-
-def test_the_gap_is_the_title_line_or_an_empty_one() -> None:
-    assert PromptPassage("x", "One").gap == "\n(One)\n\n" and PromptPassage("x").gap == "\n\n"
 
 
 @pytest.mark.parametrize("kind", KINDS)
