@@ -174,6 +174,7 @@ def test_a_small_upload_is_done_while_a_large_one_has_chunks_left(running: Demo,
 def test_of_more_large_uploads_than_threads_all_go_on(running: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LARGE", 1)
     monkeypatch.setattr(ingest, "SLICE_S", 0.0)
+    monkeypatch.setattr(chunk_capture, "BATCH_CHUNKS", 8)
     seen, jobs = list[CacheKey](), list[tuple[httpx.Client, str]]()
 
     def note(name: str, what: object) -> None:
@@ -239,7 +240,7 @@ def test_an_upload_that_comes_while_it_finds_nothing_to_do_is_not_overheard(
 
 def test_it_leaves_a_long_document_to_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_capture, "BATCH_CHUNKS", 1)
-    chunks = [{"text": f"{number} {NEW}"} for number in range(30)]
+    chunks = [{"text": f"{number} {NEW}"} for number in range(8)]
     held, computed = Gate(), list[int]()
 
     def fault(name: str, what: object) -> None:
