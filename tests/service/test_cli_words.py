@@ -82,11 +82,11 @@ def test_the_examples_of_a_help_page_are_understood(page: str) -> None:
 
 
 def test_the_first_page_groups_the_commands_and_tells_the_exit_codes() -> None:
-    page = helped("kvweave", columns=NARROW)
-    panels = re.findall(r"╭─ ([\w ]+?) ─", page)
+    first = helped("kvweave", columns=NARROW)
+    panels = re.findall(r"╭─ ([\w ]+?) ─", first)
     assert panels == ["Options", *cli.GROUPS, "Measure"]
-    assert all(f" {page.split()[1]} " in helped("kvweave", columns=NARROW) for page in PAGES)
-    assert [line.split()[0] for line in page.partition("Exit codes:")[2].splitlines() if line.strip()][:4] == [
+    assert all(f" {page.split()[1]} " in first for page in PAGES)
+    assert [line.split()[0] for line in first.partition("Exit codes:")[2].splitlines() if line.strip()][:4] == [
         *("0", "1", "2", "130")
     ]
 

@@ -20,6 +20,7 @@ from service.model.hub import hub_checkpoint
 from service.settings import ENCODER, NONE, Settings
 from tests.retriever.fakes import WordEmbedder
 from tests.servers.free_port import free_port
+from tests.service.checkpoints import small
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Json, finished, good, in_process, put_in, settings_in, wait_for
 
@@ -167,9 +168,9 @@ def test_a_corpus_run_makes_the_vectors_of_before(tmp_path: Path, named: Callabl
     (tmp_path / "a.txt").write_text(PASSAGES[0].text)
     (tmp_path / "b.txt").write_text(PASSAGES[1].text)
     told: list[tuple[int, int]] = []
-    with open_workspace(settings_in(tmp_path), "default") as target:
+    with open_workspace(settings_in(tmp_path, model=small()), "default") as target:
         Precompute(target).run(files([str(tmp_path / "a.txt")]), on_progress=lambda progress: None)
-    with open_workspace(settings_in(tmp_path, embedder="org/own"), "default") as target:
+    with open_workspace(settings_in(tmp_path, model=small(), embedder="org/own"), "default") as target:
         progress = Precompute(target).run(
             files([str(tmp_path / "b.txt")]), on_progress=lambda now: told.append((now.vectors, now.vectors_of))
         )
@@ -193,19 +194,19 @@ def wait_for_hits(post: Callable[..., object], body: Json) -> Json:
 
 def test_documents_of_before_get_their_vectors_without_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "IDLE_S", 1e6)
+    monkeypatch.setattr(ingest, "PAUSE_S", 0.1)
     monkeypatch.setattr(ingest, "EMBEDDED", 1)
     settings = settings_in(tmp_path)
-    body = {"query": QUESTIONS[0], "mode": "vector"}
     with in_process(settings) as inside, inside.client() as client:
-        put_in(client, [{"id": str(at), "chunks": [{"text": each.text}]} for at, each in enumerate(PASSAGES)])
-        assert "needs an embedder" in client.post("/v1/search", json=body).json()["detail"]
+        put_in(client, DOCUMENTS)
+        assert "needs an embedder" in client.post("/v1/search", json=BODY).json()["detail"]
     embedder = WordEmbedder()
     embedder.refused = PASSAGES[-1].text
     monkeypatch.setattr(composition, "compose_embedder", lambda settings: embedder)  # pyright: ignore[reportUnknownLambdaType]
     with in_process(settings) as inside, inside.client() as client:
         made = f"vectors of {len(PASSAGES) - 1} of {len(PASSAGES)} chunks are made"
-        wait_for(lambda: made in client.post("/v1/search", json=body).text, "all but one have their vectors")
-        assert client.post("/v1/search", json=body).status_code == 422
-        good(client.post("/v1/search", json={**body, "mode": None}))
+        wait_for(lambda: made in client.post("/v1/search", json=BODY).text, "all but one have their vectors")
+        assert client.post("/v1/search", json=BODY).status_code == 422
+        good(client.post("/v1/search", json={**BODY, "mode": None}))
         embedder.refused = ""
-        wait_for(lambda: client.post("/v1/search", json=body).is_success, "the last has its vector, and all serve")
+        wait_for(lambda: client.post("/v1/search", json=BODY).is_success, "the last has its vector, and all serve")
