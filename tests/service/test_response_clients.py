@@ -55,26 +55,12 @@ def test_a_response_says_what_the_chat_says_and_reuses_as_much(client: OpenAI) -
     assert answer.usage.input_tokens_details.cached_tokens > 0
 
 
-def test_a_stream_says_the_same_by_the_clients_helper(client: OpenAI) -> None:
-    with client.responses.stream(model="default", input=ASKED, temperature=0) as stream:
-        kinds = [event.type for event in stream]
-        final = stream.get_final_response()
-    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
-    assert final.output_text == "badger" and final.usage == ask(client).usage
-
-
 def test_what_was_said_goes_on_as_items_of_the_input(client: OpenAI) -> None:
     first = ask(client, instructions="Be brief.")
     turns: list[Any] = [{"role": "user", "content": ASKED}, *(each.to_dict() for each in first.output)]
     again = ask(client, input=[*turns, {"role": "user", "content": f"Question: {QUESTIONS[0]}"}])
     assert again.output_text and again.usage and first.usage
     assert again.usage.input_tokens > first.usage.input_tokens
-
-
-def test_passages_come_by_kvweaves_own_fields(client: OpenAI) -> None:
-    answer = ask(client, input=f"Question: {QUESTIONS[0]}", extra_body={"collection": "default"})
-    assert answer.output_text == "badger" and answer.model_extra
-    assert [each["document_id"] for each in answer.model_extra["kvweave"]["sources"]] == ["letter"]
 
 
 def test_a_parsed_response_obeys_its_schema(client: OpenAI) -> None:
@@ -214,14 +200,6 @@ def test_a_file_search_finds_what_the_vector_store_finds(client: OpenAI, notes: 
     assert shown.usage.input_tokens == again.usage.input_tokens
     for each in (searched(client, notes), client.responses.retrieve(shown.id)):
         assert found(each) == found(shown) and each.output[0].to_dict()["results"] is None
-
-
-def test_a_file_search_takes_so_many_results_and_filters(client: OpenAI, notes: str) -> None:
-    best = client.vector_stores.search(notes, query=KEEPERS, max_num_results=1).data
-    assert found(searched(client, notes, max_num_results=1)) == [best[0].filename]
-    early = {"type": "lt", "key": "year", "value": 1925}
-    assert found(searched(client, notes, filters=early)) == ["Halio", "notes/mirel"]
-    assert found(searched(client, notes, filters={**early, "value": 1900})) == []
     assert [each.type for each in searched(client, notes, more={"tool_choice": "none"}).output] == ["message"]
 
 
