@@ -68,7 +68,7 @@ def program() -> Iterator[Browser]:
 @pytest.fixture
 def page(program: Browser, service: Inside) -> Browser:
     """The console in a window, with the key."""
-    program.open(f"{service.base_url}/docs")  # of the same origin
+    program.open(f"{service.base_url}/healthz")  # of the same origin
     program.run("sessionStorage.setItem('kvweave.key', arguments[0])", service.key)
     program.open(f"{service.base_url}/")
     seen(program, "#connection[data-kind=ready]")
@@ -212,7 +212,7 @@ def test_a_collections_rules_for_what_is_not_found_are_shown_and_changed(page: B
 
 def test_a_link_lets_in_once_and_its_browsers_other_tabs_too(program: Browser, service: Inside) -> None:
     link = f"{service.base_url}/#once={service.core.link.issue()}"
-    program.open(f"{service.base_url}/docs")
+    program.open(f"{service.base_url}/healthz")
     program.run("sessionStorage.clear()")
     program.open(link)
     seen(program, "#connection[data-kind=ready]")
