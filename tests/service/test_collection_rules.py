@@ -21,6 +21,7 @@ from service.documents.precompute import Precompute
 from service.documents.tenants import Tenant
 from service.model.prompt_builder import GROUNDED, SYSTEM
 from tests.retriever.fakes import WordEmbedder
+from tests.service.checkpoints import small
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, Json, ask, good, in_process, put_in, settings_in, wait_for
 
@@ -262,7 +263,7 @@ def test_a_misspelt_collection_is_told_with_the_one_that_was_meant(served: Serve
 
 def test_precompute_into_it_embeds_nothing(tmp_path: Path, embedder: WordEmbedder) -> None:
     """Nor does it make it searchable again; a corpus beside it is."""
-    settings, corpus = settings_in(tmp_path), tmp_path / "corpus"
+    settings, corpus = settings_in(tmp_path, model=small()), tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "letter.txt").write_text(LETTER)
     with in_process(settings) as inside, inside.client() as client:

@@ -25,8 +25,10 @@ from tests.service.test_prompt_costs import SPEEDS, FakeSource, done, opened_by,
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     settings = settings_in(tmp_path_factory.mktemp("hidden"), reuse="sooner")
-    with in_process(settings, documents=DOCUMENTS) as served:
-        yield served
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.model.kept_speeds.measured", lambda model: SPEEDS)
+        with in_process(settings, documents=DOCUMENTS) as served:
+            yield served
 
 
 @pytest.mark.parametrize("hidden", [0.0, HIDDEN])

@@ -218,11 +218,11 @@ def test_a_store_that_does_not_answer_makes_all_of_them_wait(tmp_path: Path) -> 
 
 
 def test_of_a_budget_that_is_used_up_each_is_told_what_is_stored_of_it(tmp_path: Path) -> None:
-    chunks = [f"{text} It was noted on day {day}." for day in range(8) for text in TEXTS]
+    chunks = [f"{text} It was noted on day {day}." for day in range(4) for text in TEXTS]
     documents = [
-        {"id": f"d{at}", "chunks": [{"text": each} for each in chunks[at : at + 1 + at % 3]]} for at in range(40)
+        {"id": f"d{at}", "chunks": [{"text": each} for each in chunks[at : at + 1 + at % 3]]} for at in range(16)
     ]
-    with in_process(settings_in(tmp_path, store="mem://?budget=90KB")) as inside, Tenanted(inside) as tenant:
+    with in_process(settings_in(tmp_path, store="mem://?budget=36KB")) as inside, Tenanted(inside) as tenant:
         items = tenant.items(tenant.post(documents))
         assert {each["state"] for each in items} == {"ready"}
         for item, document in zip(items, documents, strict=True):
