@@ -169,17 +169,18 @@ class TestADecodingStep:
         check_alive(running)
 
 
+@pytest.mark.parametrize("kind", ["cuda", "python"])
 def test_no_memory_for_what_later_turns_would_begin_with_costs_no_answer(
-    running: Demo, exhausted: Exception, monkeypatch: pytest.MonkeyPatch
+    running: Demo, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turn = {"role": "user", "content": f"Why {exhausted!r}?"}
+    turn = {"role": "user", "content": f"Why {EXHAUSTED[kind]!r}?"}
     blend = {"policy": "prefix"}  # each turn is exact
     body = {"model": "default", "messages": [turn], "max_tokens": 4, "temperature": 0, "session": "s", "blend": blend}
     kept, first = Context.first, list[int]()
 
     def fail(context: Context, tokens: int) -> Context:
         first.append(tokens)
-        raise exhausted
+        raise EXHAUSTED[kind]
 
     monkeypatch.setattr(Context, "first", fail)
     told = [good(running.client.post("/v1/chat/completions", json=body)) for _ in range(2)]
