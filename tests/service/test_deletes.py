@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import httpx
@@ -20,6 +19,7 @@ from store.key import Scope
 from tests.retriever.fakes import WordEmbedder
 from tests.servers.s3 import S3Server
 from tests.service.checkpoints import small
+from tests.service.faulty import Gate
 from tests.service.serving import WAIT_S, Inside, Json, ask, finished, good, in_process, put_in, settings_in, wait_for
 
 SECRET = "Quaxilor"
@@ -30,17 +30,12 @@ HARMLESS = {"id": "harmless", "text": "Norworks makes lamps. The next page is ab
 TENANT = "default"
 
 
-class Gate:
-    """Holds whoever comes first until it is opened, before or behind what they came for."""
-
-    def __init__(self) -> None:
-        self.reached = Event()
-        self.opened = Event()
+class FirstHeld(Gate):
+    """A gate that whoever comes first waits at, before or behind what they came for."""
 
     def wait(self) -> None:
         if not self.reached.is_set():
-            self.reached.set()
-            assert self.opened.wait(WAIT_S), "nobody opened the gate"
+            self.pass_through()
 
     def before(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def gated(*args: object, **named: object) -> object:
@@ -67,9 +62,9 @@ class Place:
     holds: str = "before"
 
     @contextmanager
-    def gated(self, core: Core) -> Iterator[Gate]:
+    def gated(self, core: Core) -> Iterator[FirstHeld]:
         owner = core.store if self.owner == "store" else core.model.engine
-        gate = Gate()
+        gate = FirstHeld()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, self.method, getattr(gate, self.holds)(getattr(owner, self.method)))
             try:
@@ -122,7 +117,7 @@ def accepted(client: httpx.Client, *documents: Json) -> str:
     return good(client.post("/v1/documents", json={"documents": documents}))["job_id"]
 
 
-def passed(gate: Gate) -> None:
+def passed(gate: FirstHeld) -> None:
     assert gate.reached.wait(WAIT_S), "nobody came by the gate"
 
 

@@ -14,7 +14,7 @@ from store.key import Scope
 from store.record import Record
 from tests.service.checkpoints import small
 from tests.service.serving import Inside, good, in_process, settings_in, wait_for
-from tests.service.test_deletes import IN_JOBS, SECRET, TENANT, Gate, accepted, check_gone, deleted, draft, passed
+from tests.service.test_deletes import IN_JOBS, SECRET, TENANT, FirstHeld, accepted, check_gone, deleted, draft, passed
 
 LAMPS = f"{SECRET} sells lamps in shop {{}}."
 
@@ -36,7 +36,7 @@ def client(running: Inside) -> Iterator[httpx.Client]:
 def test_what_ends_while_it_is_computed_is_computed_no_further_than_its_turn(
     running: Inside, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    engine, gate, passes, whole = running.core.model.engine, Gate(), list[int](), local_engine.capture
+    engine, gate, passes, whole = running.core.model.engine, FirstHeld(), list[int](), local_engine.capture
     captures, begun = engine.capture, list[Future[list[Record]]]()
 
     def counted(decoder: object, prefix: object, **named: Any) -> list[Record]:  # noqa: ANN401
@@ -68,7 +68,7 @@ def test_what_ends_while_it_is_computed_is_computed_no_further_than_its_turn(
 def test_what_ends_while_it_is_cut_is_cut_no_further(
     running: Inside, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    gate, model, seen = Gate(), running.core.model, list[str]()
+    gate, model, seen = FirstHeld(), running.core.model, list[str]()
     count = model.counted
 
     def counted(texts: Iterable[str]) -> list[int]:
