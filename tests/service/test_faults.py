@@ -337,7 +337,7 @@ def s3(server: S3Server, proxy: FaultyProxy, tmp_path_factory: pytest.TempPathFa
 
 
 class TestS3:
-    @pytest.mark.parametrize("fault", [HttpFault.status(503), HttpFault.reset(), HttpFault.cut_body(10)])
+    @pytest.mark.parametrize("fault", [HttpFault.status(503), HttpFault.cut_body(10)])
     def test_a_question_is_answered_while_the_server_fails(
         self, s3: Demo, proxy: FaultyProxy, fault: HttpFault
     ) -> None:

@@ -19,12 +19,13 @@ def stored(folder: Path) -> set[str]:
         return {entry.key.chunk for entry in store.entries(Scope("default"))}
 
 
-OFTEN = [pytest.param(25, seed, marks=pytest.mark.long) for seed in range(4)]
+OFTEN = [pytest.param(25, 128, seed, marks=pytest.mark.long) for seed in range(4)]
 
 
-@pytest.mark.parametrize(("times", "seed"), [(2, 8), *OFTEN])
-def test_a_large_upload_goes_on_where_it_was_killed(times: int, seed: int, tmp_path: Path) -> None:
-    chance, service, each = Random(seed), Service(tmp_path, model=small(), chunk_tokens=16), 128
+@pytest.mark.parametrize(("times", "each", "seed"), [(2, 48, 8), *OFTEN])
+def test_a_large_upload_goes_on_where_it_was_killed(times: int, each: int, seed: int, tmp_path: Path) -> None:
+    """So many sentences for each kill, which comes when at most as many chunks are computed."""
+    chance, service = Random(seed), Service(tmp_path, model=small(), chunk_tokens=16)
     text = " ".join(f"Kelo {chance.randrange(10**6)} lives in house {at}." for at in range(each * (times + 2)))
     service.start()
     try:
