@@ -1,6 +1,7 @@
 """`kvweave precompute` within a budget, and by the questions of a log. The command runs in this process."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -18,6 +19,8 @@ from service import cli
 from service.app import composition
 from service.commands import shown_progress
 from service.documents import chunk_capture
+from service.documents.need import read_log
+from service.errors import Invalid
 from service.model.served_model import Ids
 from store.blob import Blob, Head
 from store.blob_store import Put
@@ -30,6 +33,7 @@ from tests.service.test_precompute import Place
 
 ANIMALS = ("otter", "heron", "badger", "lynx", "marten", "osprey", "tortoise", "weasel", "gannet", "ibex", "jackal")
 LOG = ["Where does the lynx sleep?", "What does the lynx eat?", "Who saw the gannet?", "Who saw an ibex or a heron?"]
+SPLIT = "Where does\u2028the lynx\u0085sleep?"  # by what ends a line elsewhere
 CHECKED = 1  # chunks that each start computes again, to compare them with what is stored
 SMALL, MIDDLE = 320_000, 580_000  # bytes, of about 1,450,000 that the letters take
 
@@ -139,11 +143,11 @@ def log_of(folder: Path, questions: Sequence[str]) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("scheme", ["lmdb", "file"])
-def test_a_budget_is_kept_and_every_document_serves(tmp_path: Path, scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "budgets"), [("lmdb", (1, SMALL, MIDDLE)), ("file", (SMALL, MIDDLE))])
+def test_a_budget_is_kept_and_every_document_serves(tmp_path: Path, scheme: str, budgets: tuple[int, ...]) -> None:
     root, place = letters(tmp_path), Near(tmp_path, store=f"{scheme}://{tmp_path}/store")
     before: set[str] = set()
-    for budget in (1, SMALL, MIDDLE):
+    for budget in budgets:
         done = place.run(str(root), "--budget", str(budget))
         sizes = place.sizes()
         assert sum(sizes.values()) <= budget and before <= sizes.keys()
@@ -316,19 +320,17 @@ def test_nothing_makes_room_for_what_does_not_fit_even_so(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "line",
     [
-        {"question": "Where does the lynx sleep?"},
-        {"query": "Where does the lynx sleep?", "top_k": 3},
-        {"prompt": "Where does the lynx sleep?"},
-        "Where does the lynx sleep?",
-        {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "Where does the lynx sleep?"}]},
-        {"question": "Where does\u2028the lynx\u0085sleep?"},
+        {"question": SPLIT},
+        {"query": SPLIT, "top_k": 3},
+        {"prompt": SPLIT},
+        SPLIT,
+        {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": SPLIT}]},
     ],
 )
-def test_a_log_may_be_written_in_several_ways(tmp_path: Path, line: Json) -> None:
-    root, place, log = letters(tmp_path), Near(tmp_path, top_k=1), tmp_path / "log.jsonl"
+def test_a_log_may_be_written_in_several_ways(tmp_path: Path, line: Json | str) -> None:
+    log = tmp_path / "log.jsonl"
     log.write_text(f"\n{json.dumps(line, ensure_ascii=False)}\r\n\n", encoding="utf-8-sig")
-    place.run(str(root), "--budget", str(SMALL), "--queries", str(log))
-    assert place.documents()["letters/03.md"][0] in place.sizes()
+    assert read_log(log) == (SPLIT,)
 
 
 @pytest.mark.parametrize(
@@ -337,8 +339,9 @@ def test_a_log_may_be_written_in_several_ways(tmp_path: Path, line: Json) -> Non
 def test_a_line_that_holds_no_question_is_named(tmp_path: Path, line: str) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"question": "Who?"}\n' + line + "\n", encoding="utf-8")
-    told = Near(tmp_path).run(str(letters(tmp_path)), "--budget", "1MB", "--queries", str(log), status=2)
-    assert f"{log}:2" in told["error"] and len(told["error"].splitlines()) == 1
+    with pytest.raises(Invalid, match=re.escape(f"{log}:2")) as refused:
+        read_log(log)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments", [("--budget", "much"), ("--budget", "0"), ("--queries", "log.jsonl")])
