@@ -36,7 +36,7 @@ SEED = 6
 FIXED = [{"id": f"fixed {at}", "title": each.title, "text": each.text} for at, each in enumerate(PASSAGES)]
 BLENDED: Json = {"policy": "hybrid", "ratio": 1.0}  # equals full, whatever is stored
 AS_TEXT: Json = {"policy": "full"}
-LONG: Json = {"type": "object", "properties": {"a": {"type": "string", "minLength": 400}}, "required": ["a"]}
+LONG: Json = {"type": "object", "properties": {"a": {"type": "string", "minLength": 200}}, "required": ["a"]}
 MARK = re.compile(rb"(\d{4})mark")  # its end: an index writes what is alike at the beginning of two words once
 _CUT = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32}(?=\d{1,3}mark)")  # a chunk's id before a text that was cut within a mark
 
@@ -335,7 +335,7 @@ def hear(client: httpx.Client, body: Json, begun: threading.Event) -> Heard:
 
 def test_a_service_that_is_told_to_stop_finishes_what_runs_and_goes_on_later(service: Killed) -> None:
     service.start()
-    sampling = {"max_tokens": 160, "response_format": {"type": "json_schema", "json_schema": {"schema": LONG}}}
+    sampling = {"max_tokens": 80, "response_format": {"type": "json_schema", "json_schema": {"schema": LONG}}}
     with service.client() as client, ThreadPoolExecutor() as pool:
         put_in(client, FIXED)
         body = {"question": QUESTIONS[0], "blend": BLENDED, "sampling": sampling}
@@ -343,7 +343,7 @@ def test_a_service_that_is_told_to_stop_finishes_what_runs_and_goes_on_later(ser
         begun = [threading.Event() for _ in range(3)]
         heard = [pool.submit(hear, client, body, each) for each in begun]
         assert all(each.wait(WAIT_S) for each in begun)
-        chunks = [{"text": f"Number {at}. Kelo lives in C{at}."} for at in range(60)]
+        chunks = [{"text": f"Number {at}. Kelo lives in C{at}."} for at in range(24)]
         job = good(client.post("/v1/documents", json={"documents": [{"id": "long", "chunks": chunks}]}))["job_id"]
         os.kill(service.pid, signal.SIGTERM)
         wait_for(lambda: is_refused(service), "new connections are refused", log=service.log)
