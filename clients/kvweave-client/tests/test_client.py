@@ -50,6 +50,8 @@ WRONG = [
     "http://a b",
     "http://x?y=1",
     "http://x#y",
+    "http://x?",
+    "http://x/#",
     "//x",
 ]
 

@@ -74,7 +74,7 @@ def address_of(base_url: str) -> str:
         parts, is_whole = SplitResult("", "", "", "", ""), False
     if parts.username is not None:  # it would take the place of the API key, and stand in messages
         raise ValueError("the base URL holds a user or a password: leave them out, or give them to `http` as its auth")
-    if not is_whole or parts.query or parts.fragment or not address.isprintable() or " " in address:
+    if not is_whole or not address.isprintable() or {" ", "?", "#"} & {*address}:
         raise ValueError(f"the base URL must be like {BASE_URL}, got {base_url!r}")
     return address
 
