@@ -146,6 +146,12 @@ def test_what_json_cannot_say_is_refused(value: object) -> None:
                 call()
 
 
+def test_documents_are_never_listed_past_an_option_that_there_is_not(connect: Connect, server: Scripted) -> None:
+    with pytest.raises(TypeError, match="filters"):
+        connect(server.base_url).do("documents", filters={"team": "law"})
+    assert server.requests == []
+
+
 JOB = kv.Job("j", "failed", {}, 1, 0, 0, 0, 1.0, 2.0)
 ERRORS = [
     kv.BadRequest(kv.Problem(400, detail="no", errors=(kv.FieldError("a", "b"),))),

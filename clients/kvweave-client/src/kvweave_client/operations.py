@@ -14,7 +14,6 @@ from kvweave_client.options import (
     ChatOptions,
     Choice,
     DocumentFields,
-    DocumentsFilter,
     Json,
     Message,
     NewDocument,
@@ -135,11 +134,10 @@ def upload_files(
     )
 
 
-def documents(**options: Unpack[DocumentsFilter]) -> Listing[answers.Document]:
+def documents(*, collection: str | None = None, filter: Json | None = None) -> Listing[answers.Document]:
     """The documents that serve, in the order of their ids."""
-    where = options.get("filter")
-    fits = encoded(where).decode() if where is not None else None
-    return _listing(path("documents"), of(pages.Documents), collection=options.get("collection"), filter=fits)
+    fits = encoded(filter).decode() if filter is not None else None
+    return _listing(path("documents"), of(pages.Documents), collection=collection, filter=fits)
 
 
 def document(document_id: str) -> Operation[answers.Document]:

@@ -168,10 +168,3 @@ class RerankOptions(TypedDict, total=False):
     documents: list[str]
     chunk_ids: list[str]
     top_n: int | None
-
-
-class DocumentsFilter(TypedDict, total=False):
-    """The filter that says which documents are listed."""
-
-    collection: str
-    filter: Json
