@@ -1,5 +1,6 @@
 """A service that is away, refuses, hangs, breaks off, or is none: a clear error in LlamaIndex, and no answer."""
 
+import json
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -181,6 +182,15 @@ async def test_what_is_no_stream_is_an_error(
     with pytest.raises(kind) as raised:
         await listen(model(server), [])
     assert kind is RateLimited or isinstance(raised.value.__cause__, UnexpectedAnswer)
+
+
+def test_letters_that_no_request_holds_are_left_out(server: Scripted) -> None:
+    server.script(send(reply(COMPLETION)))
+    read = TextNode(id_="n\0", text="Halio\0 keeps a badger.", metadata={"by": "\ud800"})
+    model(server).chat([ChatMessage(content="Well\0?")], nodes=[read, TextNode(text="\0")])
+    said = json.loads(server.requests[0].body)
+    assert said["messages"] == [{"role": "user", "content": "Well?"}]
+    assert said["documents"] == [{"id": "n", "text": "by: ?\n\nHalio keeps a badger."}]
 
 
 def test_a_window_that_cannot_be_asked_for_is_an_error_and_no_guess(server: Scripted) -> None:

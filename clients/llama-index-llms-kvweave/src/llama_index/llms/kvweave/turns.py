@@ -11,6 +11,7 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 from kvweave_client.chat_requests import ChatRequest, Reading
 from kvweave_client.options import Json, LooseDocument, Message
 from kvweave_client.passages import LONGEST_ID, LONGEST_TITLE, TITLE, chunk_id_of
+from kvweave_client.plain import plain_text
 from kvweave_client.schemas import closed
 
 _Role = Literal["system", "developer", "user", "assistant"]
@@ -52,17 +53,17 @@ def _turn(message: ChatMessage) -> Message:
     for block in message.blocks:
         if not isinstance(block, TextBlock | CachePoint | ThinkingBlock):
             raise ValueError(f"kvweave reads text only, got a block of the type {block.block_type!r}: leave it out")
-    return {"role": role, "content": message.content or ""}
+    return {"role": role, "content": plain_text(message.content or "")}
 
 
 def _text(node: BaseNode) -> str:
-    return node.get_content(metadata_mode=MetadataMode.LLM)
+    return plain_text(node.get_content(metadata_mode=MetadataMode.LLM))
 
 
 def _document(node: BaseNode) -> LooseDocument:
     document: LooseDocument = {"text": _text(node)}
-    if len(node.node_id) <= LONGEST_ID and "\0" not in node.node_id:
-        document["id"] = node.node_id
+    if len(node.node_id) <= LONGEST_ID:
+        document["id"] = plain_text(node.node_id)
     if title := node.metadata.get(TITLE):
-        document["title"] = str(title)[:LONGEST_TITLE]
+        document["title"] = plain_text(str(title))[:LONGEST_TITLE]
     return document
