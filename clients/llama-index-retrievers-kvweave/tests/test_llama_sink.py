@@ -16,7 +16,7 @@ from llama_index.core.schema import BaseNode, Document, NodeRelationship, Relate
 
 from clients.conftest import Running
 from clients.tests.line import Line
-from kvweave_client import BadRequest, Client, ConnectionFailed, Retries, Unauthorized, following
+from kvweave_client import BadRequest, Client, ConnectionFailed, JobFailed, Retries, Unauthorized, following
 from llama_index.retrievers.kvweave import KVWeaveRetriever, KVWeaveSink, books
 from llama_index.retrievers.kvweave.nodes import NODE_ID
 
@@ -101,6 +101,20 @@ def test_clear_leaves_what_others_put_into_the_collection(client: Client, sinks:
     client.wait(client.put_documents([{"id": own, "text": SELARK}], collection=collection).job_id)
     sink.clear()
     assert kept(client, sink) == {own: SELARK}
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_job_that_failed_is_told_once_whatever_came_meanwhile(
+    client: Client, sinks: Sinks, *, meanwhile: bool
+) -> None:
+    sink = sinks()
+    sink([node(str(number), f"{HALIO} {number}", source="long") for number in range(100)])
+    client.cancel_job(next(client.jobs()).id)
+    if meanwhile:
+        sink([node("b", SELARK)])
+    with pytest.raises(JobFailed, match="cancelled"):
+        sink.flush(60)
+    sink.flush(60)
 
 
 def test_nodes_of_that_name_in_another_collection_are_others(client: Client, sinks: Sinks, collection: str) -> None:

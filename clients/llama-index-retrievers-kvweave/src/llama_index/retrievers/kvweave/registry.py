@@ -32,6 +32,7 @@ class Registry:
         self._is_made = False
         self._is_alone = False  # nothing that somebody else put in is still being computed
         self._running: deque[tuple[str, list[str]]] = deque()  # jobs of ours, with their nodes
+        self._failed: deque[str] = deque()  # of those that are over, and nobody was told of
         self._unlisted: dict[str, tuple[str, str]] = {}  # nodes of these, with their source and the last of their jobs
 
     def put(self, documents: Iterable[NewDocument]) -> Iterator[list[str]]:
@@ -86,13 +87,22 @@ class Registry:
             self._client.delete_collection(self._collection)
         self._is_made = False
         self._running.clear()
+        self._failed.clear()
         self._unlisted.clear()
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until all that was put in here is computed."""
+        """Wait until all that was put in here is computed. Raises JobFailed once for each job that failed."""
         for job, _ in [*self._running]:
-            self._client.wait(job, timeout_s=timeout_s)
+            with suppress(JobFailed, NotFound):
+                self._client.wait(job, timeout_s=timeout_s)
         self._look()
+        while self._failed:
+            try:
+                self._client.wait(self._failed[0])
+            except (JobFailed, NotFound) as error:  # or long over, and forgotten
+                self._failed.popleft()
+                if isinstance(error, JobFailed):
+                    raise
 
     @property
     def _client(self) -> Client:
@@ -114,9 +124,11 @@ class Registry:
 
     def _is_over(self, job: str) -> bool:
         try:
-            return self._client.job(job).is_over
+            found = self._client.job(job)
         except NotFound:
             return True
+        self._failed += [job] if found.is_over and found.status != "done" else []
+        return found.is_over
 
     def _await_others(self) -> None:
         """Waits for what another process put in before, such as a pipeline's worker: it may not be listed yet."""
