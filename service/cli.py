@@ -1,6 +1,10 @@
 """The command `kvweave`: its commands in groups, exit codes, failures as one line. Loads neither torch nor a server."""
 
+import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -51,8 +55,26 @@ pages.command(app, "eval", group="Measure")(evaluate)
 pages.command(app, group="Measure")(bench)
 
 
+@contextmanager
+def _ended_in_order() -> Generator[None]:
+    """An operator's stop unwinds as Ctrl-C does, so that nothing half done stays. What nohup ignores stays ignored."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    deadly = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for number in deadly:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in deadly:
+            signal.signal(number, signal.SIG_DFL)
+
+
 @app.callback()
 def root(
+    context: typer.Context,
     *,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=pages.tell_version)
@@ -61,6 +83,7 @@ def root(
     """Answer questions over your documents with a language model, sooner: what it computes for each chunk of text is
     kept, compressed and verified, and fused into every prompt that needs it.
     """
+    context.with_resource(_ended_in_order())
 
 
 def main() -> None:

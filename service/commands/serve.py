@@ -89,7 +89,9 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
         stack.callback(stopped.set)
         keeping = {"is_calm": lambda: core.places.taken == 0, "let_go": SPARE.let_go, "rest": core.rest}
         threading.Thread(target=give_back_memory, args=[stopped], kwargs=keeping, daemon=True).start()
-        signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, lambda number, frame: _stop(server))
         port = sockets[0].getsockname()[1]
         _greet(settings, port=port, issue=core.link.issue)
         log.info("listening", extra=fields(address=address(settings.host, port), search=_search(settings)))

@@ -1,7 +1,9 @@
-"""The command line over a real store in a folder of its own."""
+"""The command line over a real store in a folder of its own, and what ends it early."""
 
 import json
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -86,3 +88,26 @@ def test_gc_compacts_an_lmdb_store(tmp_path: Path) -> None:
         for name in range(20):
             store.discard(key(name))
     assert json.loads(run("gc", "--store", url, "--json", "--compact"))["compacted"] > 100_000
+
+
+STOPPED = """
+import signal, sys
+from service.truth import backup
+from service import cli
+copy, number = backup.copy_database, getattr(signal, sys.argv.pop(1))
+backup.copy_database = lambda *files: (copy(*files), signal.raise_signal(number))
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("stop", "start", "status"), [("SIGTERM", (), 143), ("SIGHUP", (), 129), ("SIGHUP", ("nohup",), 0)]
+)
+def test_an_operators_stop_leaves_nothing_half_done(
+    stop: str, start: tuple[str, ...], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVWEAVE_DATA", str(tmp_path / "data"))
+    run("keys", "create")
+    words = [*start, sys.executable, "-c", STOPPED, stop, "backup", str(tmp_path / "b.tar.zst")]
+    assert subprocess.run(words, capture_output=True, check=False).returncode == status
+    assert {path.name for path in tmp_path.iterdir()} == {"data", *(["b.tar.zst"] if status == 0 else [])}

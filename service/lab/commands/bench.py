@@ -1,14 +1,11 @@
 """The command `kvweave bench`: options in, tables or JSON out. Measures nothing itself."""
 
 import json
-import signal
-import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -112,28 +109,13 @@ def bench(
     tried = tuple(listed(policies)), tuple(listed(codecs))
     plan = BenchPlan(tuple(counts), chunk_tokens or settings.chunk_tokens, repeats, *tried, corpus, store)
     typer.echo(f"loading {settings.model}", err=True)
-    with _ended_in_order(), _progress(plan.steps) as on_progress:
+    with _progress(plan.steps) as on_progress:
         found = measure(settings, plan, on_progress=on_progress)
     tell_unread(map(Path, found.skipped), found.problems)
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2, allow_nan=False))
     else:
         _show(found, repeats=repeats)
-
-
-@contextmanager
-def _ended_in_order() -> Generator[None]:
-    """An operator's stop unwinds as Ctrl-C does, so that nothing stays in the store."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
