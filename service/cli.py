@@ -88,6 +88,8 @@ def root(
 
 def main() -> None:
     """Run the command. What cannot be done is one line with the remedy; a traceback is a fault of this code."""
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):  # no letter stops an answer, as on standard error
+        reconfigure(errors="backslashreplace")
     try:
         code = app(prog_name="kvweave", standalone_mode=False)
     except SystemExit:  # of a completion; what is expected need not be known

@@ -18,6 +18,7 @@ from store.codec.decode import decode
 from store.errors import MissReason
 from store.reader import BlobReader, read
 from store.url import open_store
+from tests.service.serving import kvweave_ended
 from tests.store.contract import flipped
 from tests.store.golden.make import FOLDER, checksum
 from tests.store.samples import blob, key
@@ -111,3 +112,11 @@ def test_an_operators_stop_leaves_nothing_half_done(
     words = [*start, sys.executable, "-c", STOPPED, stop, "backup", str(tmp_path / "b.tar.zst")]
     assert subprocess.run(words, capture_output=True, check=False).returncode == status
     assert {path.name for path in tmp_path.iterdir()} == {"data", *(["b.tar.zst"] if status == 0 else [])}
+
+
+def test_where_no_letter_of_a_text_can_be_written_its_number_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVWEAVE_DATA", str(tmp_path / "data"))
+    run("keys", "create", "--note", "for 日本")
+    assert "for \\u65e5\\u672c" in kvweave_ended("keys", "list", PYTHONIOENCODING="latin-1").stdout
