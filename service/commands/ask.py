@@ -141,11 +141,15 @@ def _client(url: str, key: str) -> Generator["httpx.Client"]:
     settings = load_settings()
     named = url.strip().rstrip("/").removesuffix("/v1")  # as clients of OpenAI's name it
     url, key = named or address(settings.host, settings.port), key.strip() or _key(settings, named)
+    if not (key.isascii() and key.isprintable()):
+        raise Invalid("--key holds letters that no key has: copy it again, in KVWEAVE_API_KEY too")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=WAIT_S) as client:
             yield client
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError):
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
+        if isinstance(error, UnicodeError) and "idna" not in str(error):  # of the question, and no host's name
+            raise
         raise Invalid(
             f"--url {url!r} is no address: write it as http://127.0.0.1:8000, in KVWEAVE_BASE_URL too"
         ) from None

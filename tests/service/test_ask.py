@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from service import cli
 from service.commands import ask
+from service.errors import Invalid
 from service.event_parser import EventParser, ReceivedEvent
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
@@ -65,11 +66,21 @@ def test_hits_come_best_first(inside: Inside) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("--key", "kvw_nonsense"), "key"), (("--filter", '{"a": {"$no": 1}}'), "$no")],
+    [
+        (("--key", "kvw_nonsense"), "key"),
+        (("--key", "kvw_…"), "--key holds letters that no key has: copy it again"),
+        (("--filter", '{"a": {"$no": 1}}'), "$no"),
+        (("--filter", '{"a": "\\ud800"}'), "a text is not what its encoding promises"),
+    ],
 )
 def test_what_is_wrong_is_one_sentence(inside: Inside, arguments: tuple[str, ...], words: str) -> None:
     done = run(inside, "ask", "Where?", *arguments, status=2)
     assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_host_whose_name_no_network_knows_is_no_address() -> None:
+    with pytest.raises(Invalid, match="is no address"), ask._client(f"http://{'a' * 64}", "") as client:
+        client.get("/healthz")
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
