@@ -145,7 +145,7 @@ def _client(url: str, key: str) -> Generator["httpx.Client"]:
         raise Invalid("--key holds letters that no key has: copy it again, in KVWEAVE_API_KEY too")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=WAIT_S) as client:
+        with _http(url, headers) as client:
             yield client
     except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
         if isinstance(error, UnicodeError) and "idna" not in str(error):  # of the question, and no host's name
@@ -159,6 +159,19 @@ def _client(url: str, key: str) -> Generator["httpx.Client"]:
         raise Unavailable(f"{url} did not answer within {WAIT_S} s: its log says what it does; ask again") from None
     except httpx.TransportError as error:
         raise Unavailable(f"{url} broke off ({error}): see the service's log, and ask again") from None
+
+
+def _http(url: str, headers: dict[str, str]) -> "httpx.Client":
+    import httpx
+
+    from service.errors import Invalid
+
+    try:
+        return httpx.Client(base_url=url, headers=headers, timeout=WAIT_S)
+    except (ImportError, ValueError) as error:
+        raise Invalid(
+            f"a proxy of the environment cannot be used ({error}): mend ALL_PROXY and its like, or set NO_PROXY='*'"
+        ) from None
 
 
 def _key(settings: "Settings", named: str) -> str:

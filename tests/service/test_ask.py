@@ -83,6 +83,22 @@ def test_a_host_whose_name_no_network_knows_is_no_address() -> None:
         client.get("/healthz")
 
 
+@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_a_proxy_that_is_none_is_one_line_with_the_remedy(
+    proxy: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setattr(sys, "argv", ["kvweave", "ask", "Who?"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capfd.readouterr().err
+    assert ended.value.code == 2 and told.startswith("kvweave: a proxy of the environment cannot be used (")
+    assert told.endswith("mend ALL_PROXY and its like, or set NO_PROXY='*'\n") and told.count("\n") == 1
+
+
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 def test_the_service_and_the_key_are_those_of_the_environment_as_clients_read_it(
     inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], end: str
