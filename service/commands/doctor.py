@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +21,7 @@ from rich.table import Column
 from service.commands.console import console, many, plain_table, size, status, tell
 from service.commands.errors import expected, sentence
 from service.commands.options import AsJson, ModelName, settings_with
+from service.commands.serve import bound
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -185,11 +186,10 @@ def _store(settings: "Settings") -> str:
 
 
 def _port(settings: "Settings") -> str:
-    with socket.socket() as tried:
-        tried.settimeout(1)
-        if tried.connect_ex((settings.host, settings.port)):
-            return f"{settings.host} port {settings.port} is free"
-    raise Noted(f"{settings.host} port {settings.port} is taken: a service runs there, or choose another --port")
+    with suppress(OSError, UnicodeError), socket.create_connection((settings.host, settings.port), timeout=1):
+        raise Noted(f"{settings.host} port {settings.port} is taken: a service runs there, or choose another --port")
+    with bound(settings.host, settings.port):
+        return f"{settings.host} port {settings.port} is free"
 
 
 def _model(settings: "Settings") -> str:

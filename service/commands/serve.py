@@ -61,7 +61,7 @@ def serve(host: Host = "", *, port: Port = None, model: ModelName = "", data: Da
             f"host (KVWEAVE_HOST): without keys the service binds to loopback only, not to {settings.host}: "
             "switch KVWEAVE_AUTH on, or bind 127.0.0.1"
         )
-    with _bound(settings.host, settings.port) as sockets:
+    with bound(settings.host, settings.port) as sockets:
         _run(settings, sockets)
 
 
@@ -101,7 +101,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
 
 
 @contextmanager
-def _bound(host: str, port: int) -> Generator[list[socket.socket]]:
+def bound(host: str, port: int) -> Generator[list[socket.socket]]:
     """Binds the address before anything is opened or loaded, to tell of a taken port at once. Nobody can connect."""
     with ExitStack() as stack:
         yield [stack.enter_context(each) for each in _sockets(host, port)]

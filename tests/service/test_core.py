@@ -19,7 +19,7 @@ from service.app.compose_truth import compose_truth
 from service.app.composition import compose_core
 from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
-from service.commands.serve import _bound
+from service.commands.serve import bound
 from service.documents.tenants import Tenants
 from service.errors import ServiceError
 from service.settings import SettingsError
@@ -276,7 +276,7 @@ def test_two_services_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_connection_names_its_protocol_so_that_asyncio_sends_small_answers_at_once() -> None:
-    with _bound("127.0.0.1", 0) as [listening]:
+    with bound("127.0.0.1", 0) as [listening]:
         listening.listen()
         with socket.create_connection(listening.getsockname()[:2]):
             accepted, _ = listening.accept()

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from service import cli
 from tests.servers.free_port import free_port
 
+HAS_IPV6 = socket.has_dualstack_ipv6()  # it tries
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -49,6 +51,21 @@ def test_what_does_not_work_fails_with_the_remedy(folder: Path, monkeypatch: pyt
     assert {what for what, (state, _) in rows.items() if state == "fails"} == {"device", "store", "model", "embedder"}
     assert rows["port"][0] == "note" and "--port" in rows["port"][1]
     assert "is no folder here" in rows["model"][1] and "holds no config.json" in rows["embedder"][1]
+
+
+@pytest.mark.parametrize(
+    ("host", "state", "words"),
+    [
+        pytest.param("::1", "ok", "is free", marks=pytest.mark.skipif(not HAS_IPV6, reason="no IPv6 here")),
+        ("192.0.2.1", "fails", "cannot be bound"),
+    ],
+)
+def test_a_host_is_free_where_a_service_can_bind_it(
+    host: str, state: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVWEAVE_HOST", host)
+    row = told("doctor --quick", code=int(state == "fails"))["port"]
+    assert row[0] == state and words in row[1]
 
 
 def test_a_database_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
