@@ -30,7 +30,7 @@ WELL, NOTE, FAILS = "ok", "note", "fails"
 SCARCE = 1 << 30  # bytes on a disk, below which a first corpus does not fit
 LIBRARIES = ("kvweave", "torch", "transformers", "lmdb", "faiss-cpu", "zstandard")
 EXTRAS = {"triton": "kernels for a GPU", "sentence-transformers": "embedders", "ray": "corpora on many machines"}
-SECRET = re.compile(r"(?<=:)[^:/@]+(?=@)|(?<=_key=)[^&|]+")  # of URLs: a password, and a test server's keys
+SECRET = re.compile(r"(?<=:)[^:/@]+(?=@)|(?:(?<=_key=)|(?<=_token=)|(?<=password=))[^&|#]+")  # of URLs
 
 
 @dataclass(frozen=True, slots=True)

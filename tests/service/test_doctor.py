@@ -80,8 +80,8 @@ def test_settings_are_shown_with_their_origin_and_without_secrets(
     (folder / "k.toml").write_text("top_k = 7\nport = 1\nweights = {acme = 2.0}\n")
     given = {
         "KVWEAVE_CONFIG": str(folder / "k.toml"),
-        "KVWEAVE_DATA": "postgresql://me:hidden@host/db#/cache",
-        "KVWEAVE_STORE": "tiered:mem://?budget=4GB|s3://bucket?access_key=hidden&secret_key=hidden&region=eu",
+        "KVWEAVE_DATA": "postgresql://me:hidden@host/db?password=hidden&sslmode=require#/cache",
+        "KVWEAVE_STORE": "tiered:mem://|s3://bucket?access_key=hidden&secret_key=hidden&session_token=hidden",
         "KVWEAVE_GENERATOR": "http://key:hidden@host:8000/v1?fallback=own#model",
         "KVWEAVE_EMBEDDER_KEY": "hidden",
     }
@@ -91,8 +91,8 @@ def test_settings_are_shown_with_their_origin_and_without_secrets(
     values = {row["setting"]: row["value"] for row in rows}
     places = {row["setting"]: row["from"] for row in rows}
     assert "hidden" not in str(rows)
-    assert values["data"] == "postgresql://me:*****@host/db#/cache"
-    assert values["store"] == "tiered:mem://?budget=4GB|s3://bucket?access_key=*****&secret_key=*****&region=eu"
+    assert values["data"] == "postgresql://me:*****@host/db?password=*****&sslmode=require#/cache"
+    assert values["store"] == "tiered:mem://|s3://bucket?access_key=*****&secret_key=*****&session_token=*****"
     assert values["generator"] == "http://host:8000/v1?fallback=own#model"
     assert (values["top_k"], values["weights"]) == (7, {"acme": 2.0})
     assert [places[name] for name in ("top_k", "port", "codec")] == [given["KVWEAVE_CONFIG"], "KVWEAVE_PORT", "default"]
