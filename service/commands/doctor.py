@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Column
 
 from service.commands.console import console, many, plain_table, size, status, tell
@@ -65,7 +66,7 @@ def config(*, as_json: AsJson = False) -> None:
     table = plain_table(*(Column(name, overflow="fold") for name in ("setting", "value", "from")))
     for row in rows:
         value = row["value"] if isinstance(row["value"], str) else json.dumps(row["value"])
-        table.add_row(str(row["setting"]), value, str(row["from"]))
+        table.add_row(str(row["setting"]), escape(value), escape(str(row["from"])))
     console().print(table)
 
 

@@ -98,6 +98,11 @@ def test_settings_are_shown_with_their_origin_and_without_secrets(
     assert [places[name] for name in ("top_k", "port", "codec")] == [given["KVWEAVE_CONFIG"], "KVWEAVE_PORT", "default"]
 
 
+def test_a_setting_with_brackets_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVWEAVE_MODEL", "/models/[new]/[/q4]")
+    assert "/models/[new]/[/q4]" in CliRunner().invoke(cli.app, ["config"], catch_exceptions=False).stdout
+
+
 def test_each_decoder_is_told_with_its_reason() -> None:
     rows = {
         name: str(row["it is"]) for row in found("doctor --decoders") for name in cast(list[str], row["model_type"])
