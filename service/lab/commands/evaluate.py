@@ -190,9 +190,9 @@ def evaluate(
     loaded = _loaded(settings)
     result, choice = evaluation.measure(loaded, settings, progress=_progress, on_fit=_tell_fit)
     facts = _facts(settings, suite=suite, seed=seed, result=result, choice=choice)
+    _report(result, choice, facts=facts, html=html, as_json=as_json)
     if save_to:
         _tell_saved(*keep(choice, save_to, settings=settings, weights=loaded.fingerprint.weights))
-    _report(result, choice, facts=facts, html=html, as_json=as_json)
 
 
 def _asked(questions: "Questions", settings: "Settings") -> "list[Case]":
@@ -226,15 +226,15 @@ def _tell_saved(file: Path, wrote: "dict[str, str | float]") -> None:
 def _report(
     result: "GridResult", choice: "PolicyChoice", *, facts: dict[str, str], html: Path | None, as_json: bool
 ) -> None:
-    """Writes the page if one is wanted, and prints JSON or a table."""
+    """Prints JSON or a table: first, for it took hours. Then writes the page if one is wanted."""
     from service.lab.eval.report_page import report_page
 
-    if html:
-        html.write_text(report_page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps({**facts, **asdict(result), "choice": asdict(choice)}, indent=2, allow_nan=False))
     else:
         _show_grid(result, choice.sentence)
+    if html:
+        html.write_text(report_page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
 
 
 def _show_grid(result: "GridResult", sentence: str) -> None:

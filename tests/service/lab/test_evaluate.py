@@ -218,6 +218,17 @@ def test_the_command_prints_json_writes_a_page_and_saves(
     assert tomllib.loads(settings.read_text())["policy"] == found["choice"]["row"]["policy"]
 
 
+@pytest.mark.parametrize("option", ["--html", "--save"])
+def test_what_was_measured_is_told_where_a_file_cannot_be_written(
+    option: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_choice, "LEAST", 2)
+    options = ["--model", str(folder), "--n", "2", "--policies", "full,hybrid", "--ratios", "0.5", "--codecs", "q4"]
+    result = CliRunner().invoke(cli.app, [*EVAL, *options, "--bound", "1", option, str(tmp_path), "--json"])
+    assert isinstance(result.exception, IsADirectoryError)
+    assert len(json.loads(result.stdout)["rows"]) == 2
+
+
 def test_the_command_shows_a_table_and_a_recommendation(folder: Path) -> None:
     output = asked("--model", str(folder), "--n", "2", "--policies", "full,hybrid", "--ratios", "0.5", "--codecs", "q4")
     assert "hybrid" in output and "full" in output
