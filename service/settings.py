@@ -94,6 +94,14 @@ def _default_store(settings: dict[str, object]) -> str:
     return f"lmdb://{_UNLIKE_URL.sub(lambda found: quote(found[0]), path)}/store"  # a plain path stays as it is
 
 
+def _no_url(data: object) -> object:
+    """A folder. What looks like a URL would be one of that name, where the service was started."""
+    scheme, found, _ = str(data).partition("://")
+    if found:
+        raise ValueError(f"it is a folder, or a URL that begins with postgresql://, and not with {scheme}://")
+    return data
+
+
 def _policy(policy: str) -> str:
     try:
         check_policy(policy)
@@ -127,7 +135,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
-    data: Path = Field(description="folder of catalogs, keys and indexes, or URL of PostgreSQL", default_factory=_home)
+    data: Annotated[Path, BeforeValidator(_no_url)] = Field(
+        description="folder of catalogs, keys and indexes, or URL of PostgreSQL", default_factory=_home
+    )
     store: Annotated[str, Field(description="URL of the store", default_factory=_default_store)]
     host: Annotated[str, Field(description="address that the service binds", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(description="port that the service binds", ge=0, le=65535)] = 8000

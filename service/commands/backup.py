@@ -96,10 +96,10 @@ def migrate(to: Place, *, as_json: AsJson = False) -> None:
       kvweave migrate postgresql://kvweave@db.internal/kvweave
       kvweave migrate /var/lib/kvweave
     """
-    from service.settings import Settings, SettingsError, load_settings
+    from service.settings import SettingsError, load_settings
     from service.truth.migrate import migrate as move
 
-    source, target = load_settings(), Settings.model_validate({"data": to})
+    source, target = load_settings(), load_settings(data=to)
     if not source.database and not source.data.is_dir():
         raise SettingsError(f"there is no folder {source.data}: is KVWEAVE_DATA right?")
     with (

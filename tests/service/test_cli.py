@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
 from service import cli
+from service.settings import SettingsError
 from store.blob import Blob
 from store.codec.decode import decode
 from store.errors import MissReason
@@ -120,3 +121,12 @@ def test_where_no_letter_of_a_text_can_be_written_its_number_is(
     monkeypatch.setenv("KVWEAVE_DATA", str(tmp_path / "data"))
     run("keys", "create", "--note", "for 日本")
     assert "for \\u65e5\\u672c" in kvweave_ended("keys", "list", PYTHONIOENCODING="latin-1").stdout
+
+
+def test_a_migration_into_what_is_no_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVWEAVE_DATA", str(tmp_path / "data"))
+    run("keys", "create")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.app, ["migrate", "postgresql+asyncpg://me:secret@db/kv"])
+    assert isinstance(result.exception, SettingsError) and "secret" not in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
