@@ -144,9 +144,9 @@ class FakeIngest:
     def wake(self, tenant: str) -> None:
         pass
 
-    def put_collection(self, tenant: Tenant, name: str, *, rules: CollectionRules) -> None:
+    def put_collection(self, tenant: Tenant, name: str, *, rules: CollectionRules, only_new: bool = False) -> bool:
         with tenant.catalog.change() as change:
-            change.put_collection(Collection(name, rules.to_json()))
+            return change.put_collection(Collection(name, rules.to_json()), only_new=only_new)
 
 
 class FakePipeline:
