@@ -33,15 +33,9 @@ from service.truth.peers import Peers
 from service.vllm.handoffs import Handoffs
 from store.key import Scope
 from store.tiers.memory_store import MemoryStore
+from tests.retriever.fakes import Longest
 
 USAGE = Usage(prompt=40, completion=2, reused=30, recomputed=4)
-
-
-class Lengths:
-    """A reranker: the longer, the better."""
-
-    def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        return [float(len(text)) for text in texts]
 
 
 class Letters:
@@ -219,7 +213,7 @@ class FakeCore:
         if name not in self._tenants:
             folder = self._folder / name
             folder.mkdir(exist_ok=True)
-            library = Library(SqliteCatalog(folder / "catalog.sqlite"), folder, reranker=Lengths())
+            library = Library(SqliteCatalog(folder / "catalog.sqlite"), folder, reranker=Longest())
             caches = self.caches[name] = FakeCaches()
             self._tenants[name] = Tenant(name, library, caches=cast(ChunkCaches, caches), store=self.store)
         return self._tenants[name]

@@ -1,7 +1,7 @@
 """Change numbers: what an answer tells is what a later request sees, and nobody learns how many there were."""
 
 import threading
-from pathlib import Path
+from collections.abc import Iterator
 from random import Random
 
 import httpx
@@ -11,8 +11,8 @@ from retriever.types import CatalogState
 from service.api import changes
 from service.api.changes import HEADER, change_token, changes_in
 from service.errors import Conflict
-from tests.service.demo_served import demo
-from tests.service.serving import Json, finished, good
+from tests.service.checkpoints import small
+from tests.service.serving import Inside, Json, finished, good, in_process, settings_in
 
 TEXT = "The cedar lamps of Aveiro burn until the tide has turned."
 
@@ -41,10 +41,33 @@ def test_a_text_tells_no_number() -> None:
     assert len({text[16:32] for text in texts}) == 128
 
 
-def test_what_is_changed_says_what_a_request_must_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("changes"), model=small())) as inside:
+        yield inside
+
+
+def test_a_request_waits_for_what_it_must_see(inside: Inside) -> None:
+    catalog = inside.core.tenants.open("default").catalog
+    with catalog.view() as view:
+        now = view.state()
+    text = change_token(state(now.changes + 1, now.catalog))
+
+    def change() -> None:
+        with catalog.change() as change:
+            change.keep_prefix("later", model="m", ids=[1])
+
+    timer = threading.Timer(0.3, change)
+    timer.start()
+    with inside.client() as client:
+        answer = client.get("/v1/documents", headers={HEADER: text})
+    timer.join()
+    assert answer.is_success
+
+
+def test_what_is_changed_says_what_a_request_must_see(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "WAIT_S", 0.2)
-    with demo(tmp_path) as running:
-        client = running.client
+    with inside.client() as client:
 
         def seeing(change: str, method: str, path: str, body: Json | None = None) -> httpx.Response:
             return client.request(method, path, json=body, headers={HEADER: change})
@@ -58,7 +81,7 @@ def test_what_is_changed_says_what_a_request_must_see(tmp_path: Path, monkeypatc
             client.delete("/v1/documents/lamps"),
         ]
         numbers: list[int] = []
-        with running.core.tenants.open("default").catalog.view() as view:
+        with inside.core.tenants.open("default").catalog.view() as view:
             latest = view.state()
         for text in (accepted.headers[HEADER], job["change"], *(each.headers[HEADER] for each in edits)):
             numbers.append(changes_in(text, latest))
@@ -77,21 +100,3 @@ def test_what_is_changed_says_what_a_request_must_see(tmp_path: Path, monkeypatc
             assert refused.status_code == status and HEADER in refused.text
             chat = seeing(text, "GET", "/v1/models")
             assert chat.status_code in (400, status) and HEADER in chat.json()["error"]["message"]
-
-
-def test_a_request_waits_for_what_it_must_see(tmp_path: Path) -> None:
-    with demo(tmp_path) as running:
-        catalog = running.core.tenants.open("default").catalog
-        with catalog.view() as view:
-            now = view.state()
-        text = change_token(state(now.changes + 1, now.catalog))
-
-        def change() -> None:
-            with catalog.change() as change:
-                change.keep_prefix("later", model="m", ids=[1])
-
-        timer = threading.Timer(0.3, change)
-        timer.start()
-        answer = running.client.get("/v1/documents", headers={HEADER: text})
-        timer.join()
-        assert answer.is_success

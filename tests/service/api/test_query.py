@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from typing import get_args
 
 import pytest
@@ -17,7 +16,6 @@ from service.api.questions import BlendIn
 from service.api.rendering import server_timing
 from service.errors import NotFound
 from store.errors import StoreUnavailable
-from tests.architecture import ROOT
 from tests.service.api.fakes import FakeCore
 
 
@@ -192,10 +190,3 @@ def test_search_and_rerank(operator: TestClient) -> None:
 def test_the_schema_knows_every_policy() -> None:
     [policies, _] = get_args(BlendIn.model_fields["policy"].annotation)
     assert set(get_args(policies)) == set(POLICIES)
-
-
-def test_the_client_knows_every_policy() -> None:
-    """It is a distribution of its own, so it repeats their names."""
-    text = (ROOT / "clients/kvweave-client/src/kvweave_client/options.py").read_text(encoding="utf-8")
-    [named] = re.findall(r"^Policy = Literal(\[.*\])$", text, re.MULTILINE)
-    assert set(json.loads(named)) == set(POLICIES)
