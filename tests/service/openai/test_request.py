@@ -273,14 +273,6 @@ def test_what_is_no_field_is_named_for_what_it_is() -> None:
     assert error["error"]["param"] == "X-Request-Timeout"
 
 
-def test_what_is_not_foreseen_here_has_openais_form_too() -> None:
-    async def send() -> httpx.Response:
-        return await http(FakeCore(FakePipeline([]))).put("/v1/chat/completions")
-
-    answer = asyncio.run(send())
-    assert answer.status_code == 405 and answer.json()["error"]["type"] == "invalid_request_error"
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(
@@ -305,9 +297,10 @@ def test_any_values_make_a_question_or_a_refusal(more: dict[str, object]) -> Non
     assert ask.turns
 
 
-def test_the_description_of_the_interface_names_every_kind_of_answer() -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_the_description_of_the_interface_names_every_kind_of_answer(path: str) -> None:
     described = app_over(FakeCore(FakePipeline([]))).openapi()
-    responses = described["paths"]["/v1/chat/completions"]["post"]["responses"]
+    responses = described["paths"][path]["post"]["responses"]
     assert set(responses) == {"200", "4XX", "5XX"}
     assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
     assert responses["4XX"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")

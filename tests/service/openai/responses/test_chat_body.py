@@ -16,7 +16,7 @@ from service.openai.defaults import to_answer_request
 from service.openai.request import ChatRequest
 from service.openai.responses.chat_body import chat_body
 from service.openai.responses.request import ResponseRequest
-from tests.service.openai.served import CHUNK, READER, FakeCore, FakePipeline, app_over, http, tale
+from tests.service.openai.served import CHUNK, READER, FakeCore, FakePipeline, http, tale
 from tests.service.openai.test_request import DEFAULTS
 
 USER = {"role": "user", "content": "Where?"}
@@ -255,10 +255,3 @@ def test_any_values_make_a_question_or_a_refusal(more: dict[str, object]) -> Non
     except (ValidationError, Invalid):
         return
     assert ask.turns
-
-
-def test_the_description_of_the_interface_names_every_kind_of_answer() -> None:
-    described = app_over(FakeCore(FakePipeline([]))).openapi()
-    responses = described["paths"]["/v1/responses"]["post"]["responses"]
-    assert set(responses) == {"200", "4XX", "5XX"}
-    assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}

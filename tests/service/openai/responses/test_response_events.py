@@ -1,9 +1,7 @@
 """What the official client is told of a response, of a pipeline that tells a fixed tale."""
 
-import asyncio
-from collections.abc import Coroutine
 from itertools import product
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -23,22 +21,14 @@ from tests.service.openai.served import (
     FakeCore,
     FakePipeline,
     client,
+    core_telling,
     http,
+    run,
     tale,
 )
 
-T = TypeVar("T")
-
 BEGINNING = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
 ENDING = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
-
-
-def core_telling(*words: str, logprobs: bool = False, reason: str = "stop") -> FakeCore:
-    return FakeCore(FakePipeline(tale(*words, logprobs=logprobs, reason=reason)))
-
-
-def run(work: Coroutine[None, None, T]) -> T:
-    return asyncio.run(work)
 
 
 def ask(core: FakeCore, **more: object) -> Response:
