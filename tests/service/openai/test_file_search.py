@@ -10,6 +10,7 @@ from openai.types.responses import Response
 from openai.types.responses.response_file_search_tool_call import Result
 
 from service.access.principal import DEFAULT_TENANT, Role
+from tests.service.checkpoints import small
 from tests.service.official import official
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
 
@@ -28,7 +29,7 @@ BOTH = ("vs_shed", "vs_river")
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path_factory.mktemp("searched"), store="mem://")) as service:
+    with in_process(settings_in(tmp_path_factory.mktemp("searched"), store="mem://", model=small())) as service:
         with service.client() as http:
             for name, documents in (("shed", SHED), ("river", RIVER), ("attic", ATTIC)):
                 put_in(http, documents, collection=name)

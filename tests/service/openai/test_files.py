@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
 
-from service.access.principal import Role
 from service.documents import ingestion
 from service.openai.stored_files import FILES, VECTOR_STORES
 from service.truth.control import Quota
+from tests.service.checkpoints import small
 from tests.service.official import official
+from tests.service.openai.conftest import BADGER, HERON, bound, found
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "clients.md"
-BADGER, HERON = b"Halio keeps a badger in the shed.", b"Mirel keeps a heron by the river."
 NOWHERE: list[Callable[[OpenAI, str, str], object]] = [
     lambda client, store, file: client.files.retrieve(file),
     lambda client, store, file: client.files.content(file),
@@ -35,35 +35,10 @@ NOWHERE: list[Callable[[OpenAI, str, str], object]] = [
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=64)
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path_factory.mktemp("files"))) as service:
-        yield service
-
-
-@pytest.fixture
-def client(service: Inside) -> Iterator[OpenAI]:
-    """Nothing is left of the test before."""
-    with official(service) as client:
-        for store in client.vector_stores.list():
-            client.vector_stores.delete(store.id)
-        for file in client.files.list():
-            client.files.delete(file.id)
-        yield client
-
-
-def bound(service: Inside, role: Role = Role.WRITE, **where: object) -> OpenAI:
-    return official(service, key=service.core.control.create_key("default", role, bound=where)[1])
-
-
 def refused(act: Callable[[], object]) -> tuple[int, str]:
     with pytest.raises(openai.APIStatusError) as caught:
         act()
     return caught.value.status_code, caught.value.message
-
-
-def found(client: OpenAI, store: str, query: str = "Who keeps it?", **more: Any) -> list[str]:  # noqa: ANN401
-    return [each.file_id for each in client.vector_stores.search(store, query=query, **more)]
 
 
 def test_a_file_waits_for_its_vector_store_and_is_found_there_alone(service: Inside, client: OpenAI) -> None:
@@ -280,7 +255,7 @@ def test_files_that_wait_count_for_the_quota_and_leave_it_when_deleted(service: 
 
 def test_files_that_wait_for_a_store_hold_up_no_upload(tmp_path: Path) -> None:
     text = HERON * 80
-    with in_process(settings_in(tmp_path, max_body_bytes=4096)) as service, official(service) as client:
+    with in_process(settings_in(tmp_path, model=small(), max_body_bytes=4096)) as service, official(service) as client:
         files = [client.files.create(file=("a.txt", text), purpose="assistants").id for _ in range(5)]
         status, told = refused(lambda: client.files.create(file=("a.txt", text), purpose="assistants"))
         assert status == 429 and "files of this tenant are in no vector store" in told and "delete some" in told

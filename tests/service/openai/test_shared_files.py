@@ -1,40 +1,26 @@
 """Files in several vector stores by OpenAI's own client, unchanged, in front of a running service."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 
-from service.access.principal import Role
 from service.openai import attached_files, files
 from service.truth.control import Quota
-from tests.service.official import official
-from tests.service.serving import Inside, good, in_process, put_in, settings_in
+from tests.service.openai.conftest import BADGER, HERON, bound, found
+from tests.service.serving import Inside, good, put_in
 
-BADGER, HERON = b"Halio keeps a badger in the shed.", b"Mirel keeps a heron by the river."
 STORES = ("one", "two", "three")
 ONE, TWO, THREE = (f"vs_{name}" for name in STORES)
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path_factory.mktemp("shared"))) as service:
-        yield service
-
-
 @pytest.fixture
-def client(service: Inside) -> Iterator[OpenAI]:
+def client(client: OpenAI) -> OpenAI:
     """Three stores, with nothing in them."""
-    with official(service) as client:
-        for file in client.files.list():
-            client.files.delete(file.id)
-        for store in client.vector_stores.list():
-            client.vector_stores.delete(store.id)
-        for name in STORES:
-            client.vector_stores.create(name=name)
-        yield client
+    for name in STORES:
+        client.vector_stores.create(name=name)
+    return client
 
 
 def put(client: OpenAI, file: str, *stores: str, **attributes: Any) -> None:  # noqa: ANN401
@@ -47,10 +33,6 @@ def put(client: OpenAI, file: str, *stores: str, **attributes: Any) -> None:  # 
 
 def uploaded(client: OpenAI, text: bytes = BADGER) -> str:
     return client.files.create(file=("letter.txt", text), purpose="assistants").id
-
-
-def found(client: OpenAI, store: str, **more: Any) -> list[str]:  # noqa: ANN401
-    return [each.file_id for each in client.vector_stores.search(store, query="Who keeps it?", **more)]
 
 
 def gone(client: OpenAI, file: str, store: str) -> bool:
@@ -214,9 +196,8 @@ def test_a_key_sees_the_places_that_its_filter_lets_it_see(service: Inside, clie
     with service.client() as rest:
         put_in(rest, [{"id": "heron", "text": HERON.decode(), "metadata": {"team": "a"}}], collection="one")
         put_in(rest, [{"id": "other", "text": BADGER.decode(), "metadata": {"team": "b"}}], collection="two")
-    mine, theirs = (service.core.control.create_key("default", Role.WRITE, bound={"team": each})[1] for each in "ab")
     put(client, "file-heron", TWO, team="b")
-    with official(service, key=mine) as a, official(service, key=theirs) as b:
+    with bound(service, team="a") as a, bound(service, team="b") as b:
         assert (found(a, ONE), sorted(found(b, TWO))) == (["file-heron"], ["file-heron", "file-other"])
         assert a.vector_stores.list().data[0].id == ONE and len(a.vector_stores.list().data) == 1
         assert b.vector_stores.files.retrieve("file-heron", vector_store_id=TWO).attributes == {"team": "b"}

@@ -8,9 +8,9 @@ import pytest
 from openai import OpenAI
 from openai.types.shared_params import ComparisonFilter
 
-from service.access.principal import Role
 from tests.service.official import official
-from tests.service.serving import Inside, good, in_process, put_in, settings_in
+from tests.service.openai.conftest import bound, found
+from tests.service.serving import Inside, good, put_in
 
 LETTERS = [
     {
@@ -26,21 +26,16 @@ ALL = {1, 2, 3}
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path_factory.mktemp("stores"))) as service:
-        with service.client() as client:
-            put_in(client, LETTERS, collection="letters / old")
-        yield service
+def service(service: Inside) -> Inside:
+    with service.client() as client:
+        put_in(client, LETTERS, collection="letters / old")
+    return service
 
 
 @pytest.fixture
 def client(service: Inside) -> Iterator[OpenAI]:
     with official(service) as client:
         yield client
-
-
-def bound(service: Inside, **where: object) -> OpenAI:
-    return official(service, key=service.core.control.create_key("default", Role.WRITE, bound=where)[1])
 
 
 def cut(tokens: int) -> Any:  # noqa: ANN401
@@ -142,13 +137,6 @@ def test_of_two_that_are_made_at_once_under_one_name_one_is_refused(
     client.vector_stores.delete("vs_race")
 
 
-def test_a_static_cut_is_the_collections(service: Inside, client: OpenAI) -> None:
-    client.vector_stores.create(name="cut", chunking_strategy=cut(100))
-    with service.client() as rest:
-        assert good(rest.get("/v1/collections/cut"))["chunk_tokens"] == 100
-    client.vector_stores.delete("vs_cut")
-
-
 def test_a_passage_is_found_with_its_file_its_attributes_and_its_text(client: OpenAI) -> None:
     [found] = client.vector_stores.search("vs_letters~20~2F~20old", query="Who keeps a heron?", max_num_results=1).data
     assert (found.file_id, found.filename) == ("file-letters~2F2", "letters/2")
@@ -203,8 +191,7 @@ def test_a_nul_that_came_in_as_metadata_is_told_as_it_is(service: Inside, client
     ],
 )
 def test_filters_are_ours_in_other_words(client: OpenAI, filters: ComparisonFilter, fitting: set[int]) -> None:
-    found = client.vector_stores.search("vs_letters~20~2F~20old", query="keeps", filters=filters).data
-    assert {int(each.file_id[-1]) for each in found} == fitting
+    assert {int(each[-1]) for each in found(client, "vs_letters~20~2F~20old", filters=filters)} == fitting
 
 
 @pytest.mark.parametrize(
@@ -225,7 +212,7 @@ def test_a_key_with_a_filter_sees_what_fits_and_makes_and_ends_nothing(service: 
     with bound(service, to="a") as mine, bound(service, to="z") as strangers:
         [store] = mine.vector_stores.list().data
         assert (store.file_counts.completed, store.usage_bytes) == (1, len("Halio keeps a badger."))
-        assert [each.file_id for each in mine.vector_stores.search(store.id, query="keeps")] == ["file-letters~2F1"]
+        assert found(mine, store.id) == ["file-letters~2F1"]
         for act in (mine.vector_stores.delete, lambda each: mine.vector_stores.create(name=each)):
             with pytest.raises(openai.PermissionDeniedError, match="a key with a filter may not make or change"):
                 act(store.id)
