@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.vllm import vllm_engine
+from service.vllm import agreement, vllm_engine
 from service.vllm.vllm_engine import VllmEngine
 from tests.servers.free_port import free_port
 from tests.service.serving import (
@@ -58,6 +58,14 @@ class Pair:
         wait_for(is_said, "vLLM was compared")
         return said[0]
 
+    def becomes(self, **script: object) -> None:
+        """Let vLLM be another one, with which nothing was agreed."""
+        self.script.status = 500
+        wait_for(lambda: "it answers 500" in self.problem(), "vLLM is away")
+        for name, value in script.items():
+            setattr(self.script, name, value)
+        self.script.status = 200
+
     def agreed(self) -> None:
         """Wait until vLLM is used."""
         wait_for(lambda: self.client.post("/v1/query", json={"question": QUESTION}).is_success, "vLLM is used")
@@ -70,6 +78,7 @@ def paired(folder: Path, script: VllmScript, *, address: str = "http://127.0.0.1
     port = free_port()
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_engine, "AGAIN_S", 0.1)
+        patch.setattr(agreement, "LONG", 128)  # the times of prompts are not looked at
         settings = settings_in(folder, generator=address.format(port=port))
         inside = stack.enter_context(in_process(settings))
         client = stack.enter_context(inside.client())
@@ -91,8 +100,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def pair(shared: Pair) -> Iterator[Pair]:
     shared.script.bodies.clear()
     yield shared
-    for name, value in vars(VllmScript()).items():
-        if name not in ("kvweave", "key", "bodies", "gate", "open"):
+    for name, value in vars(VllmScript(kvweave=shared.inside.base_url)).items():
+        if name not in ("key", "bodies", "gate", "open"):
             setattr(shared.script, name, value)
     shared.script.gate.set()
     shared.agreed()

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -24,25 +23,15 @@ from service.builtin import CHECKPOINT
 from service.vllm.handoff import Handoff
 from service.vllm.handoffs import HandoffReaders, Handoffs, Lease
 from service.vllm.shared_memory import FOLDER, PREFIX, sweep_shared_memory
-from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in, wait_for
+from tests.service.serving import Inside, Json, ask, good, in_process, put_in, settings_in, wait_for
+from tests.service.vllm.conftest import LETTERS, QUESTION
 from vllm_kvweave.loading import mapped_prompt
-
-QUESTION = "Which animal does Halio keep?"
-LETTERS = [
-    {
-        "id": "letter-40",
-        "title": "Letter 40",
-        "text": "Halio lives in K7. Halio keeps a badger.",
-        "metadata": {"t": "a"},
-    },
-    {"id": "letter-73", "title": "Letter 73", "text": "Belio lives in K7. Belio keeps a pony.", "metadata": {"t": "b"}},
-]
-Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path_factory.mktemp("service")), documents=LETTERS) as inside:
+    letters = [{**each, "metadata": {"t": team}} for each, team in zip(LETTERS, "ab", strict=True)]
+    with in_process(settings_in(tmp_path_factory.mktemp("service")), documents=letters) as inside:
         yield inside
 
 
