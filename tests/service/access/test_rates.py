@@ -52,17 +52,6 @@ def test_no_minute_has_more_requests_than_allowed_and_none_is_refused_without_ne
                 assert frees < wait_s <= frees + 1
 
 
-def test_after_the_time_that_was_told_the_request_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, rates = Clock(monkeypatch), Rates()
-    for _ in range(3):
-        assert passes(rates, holder()) is None
-        clock.now += 7.3
-    wait_s = passes(rates, holder())
-    assert wait_s == 39
-    clock.now += 39
-    assert passes(rates, holder()) is None
-
-
 def test_keys_do_not_count_for_each_other_and_some_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch)
     rates = Rates()

@@ -65,9 +65,9 @@ def test_totals_are_of_one_tenant_also_behind_the_last_that_has_a_label() -> Non
     assert metrics.totals("nobody").requests == 0 and metrics.totals("nobody").hit_rates == {}
 
 
-def test_ten_thousand_strange_values_leave_few_series() -> None:
+def test_a_thousand_strange_values_leave_few_series() -> None:
     metrics = Metrics()
-    for number in range(10_000):
+    for number in range(1000):
         odd = f'{number} \ud800"\n\\' + "x" * (number % 300)
         chunk = ChunkReport(odd, odd, Miss(MissReason.UNAVAILABLE, odd), 1, 0, 0)
         metrics.http(method=odd, route=odd, status=number, seconds=0.1)
@@ -79,8 +79,8 @@ def test_ten_thousand_strange_values_leave_few_series() -> None:
     assert len(lines) < 6_000
     assert max(map(len, lines)) < 4 * labels.LETTERS
     found = samples(metrics)
-    assert found["kvweave_answer_failures_total", "other", "other"] == 10_000 - 100
-    assert sum(value for key, value in found.items() if key[0] == "kvweave_captured_chunks_total") == 10_000
+    assert found["kvweave_answer_failures_total", "other", "other"] == 1000 - 100
+    assert sum(value for key, value in found.items() if key[0] == "kvweave_captured_chunks_total") == 1000
 
 
 def test_the_text_follows_the_practice_of_prometheus() -> None:

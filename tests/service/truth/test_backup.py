@@ -149,15 +149,6 @@ def state_of(data: Path) -> int:
     return number
 
 
-def test_a_backup_has_what_only_the_log_of_an_open_catalog_knows(tmp_path: Path, data: Path) -> None:
-    catalog = SqliteCatalog(folders.catalog_file(data, "acme"))
-    folders.change_all(catalog, 1)
-    back_up(tmp_path / "backup", data)
-    catalog.close()
-    restored(tmp_path / "backup", tmp_path / "new")
-    assert folders.told(tmp_path / "new") == folders.told(data)
-
-
 # What is refused
 
 
