@@ -16,7 +16,7 @@ from blend.adopt.load import LoadedModel, adopt
 from service import cli
 from service.app.operating_point import FULL, OperatingPoint
 from service.lab.eval import policy_choice
-from service.lab.eval.case_probe import CaseMeasurement, CaseProbe, divergence
+from service.lab.eval.case_probe import CaseMeasurement, CaseProbe
 from service.lab.eval.grid import grid, run
 from service.lab.questions.cases import Case, SuiteError
 from service.lab.questions.contexts import in_contexts
@@ -47,13 +47,14 @@ WANTED = {
 
 
 @cache
-def native() -> PreTrainedModel:
-    return build(LlamaConfig(**{**BASE, "vocab_size": len(made("bytes")), "eos_token_id": made("bytes").eos_token_id}))
+def native(**more: int) -> PreTrainedModel:
+    words = {"vocab_size": len(made("bytes")), "eos_token_id": made("bytes").eos_token_id}
+    return build(LlamaConfig(**{**BASE, **words, **more}))
 
 
 @cache
-def tiny() -> LoadedModel:
-    return adopt(put(copy.deepcopy(native())), made("bytes"))
+def tiny(**more: int) -> LoadedModel:
+    return adopt(put(copy.deepcopy(native(**more))), made("bytes"))
 
 
 @pytest.fixture(scope="module")
@@ -139,17 +140,13 @@ def test_codecs_are_compared_with_lossless_records() -> None:
     assert len(costs) == 3 and 0 == costs[0] < costs[1] < costs[2]
 
 
-def test_divergence_of_a_distribution_from_itself_is_none() -> None:
-    drawn = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-    assert divergence(drawn, drawn).kl == 0 and divergence(drawn, drawn).top1 == 1
-
-
 def test_passages_beyond_the_window_are_left_out_and_counted() -> None:
-    long = replace(CASE, passages=tuple(PromptPassage("while " * 400) for _ in range(12)))
+    model = tiny(max_position_embeddings=512)
+    long = replace(CASE, passages=tuple(PromptPassage("while " * 60) for _ in range(12)))
     points = grid(["full"], [0.0], codecs=["lossless"])
-    result = run(tiny(), [long], points=points, answer_tokens=4, progress=lambda done: None)
+    result = run(model, [long], points=points, answer_tokens=4, progress=lambda done: None)
     assert 0 < result.dropped < 12
-    assert result.rows[0].prompt_tokens <= tiny().decoder.window
+    assert result.rows[0].prompt_tokens <= model.decoder.window == 512
 
 
 def test_a_grid_has_a_row_for_every_combination_and_computes_what_differs() -> None:
@@ -227,12 +224,6 @@ def test_what_was_measured_is_told_where_a_file_cannot_be_written(
     result = CliRunner().invoke(cli.app, [*EVAL, *options, "--bound", "1", option, str(tmp_path), "--json"])
     assert isinstance(result.exception, IsADirectoryError)
     assert len(json.loads(result.stdout)["rows"]) == 2
-
-
-def test_the_command_shows_a_table_and_a_recommendation(folder: Path) -> None:
-    output = asked("--model", str(folder), "--n", "2", "--policies", "full,hybrid", "--ratios", "0.5", "--codecs", "q4")
-    assert "hybrid" in output and "full" in output
-    assert "Take hybrid" in output or "reuse nothing" in output
 
 
 def test_what_was_measured_is_shown_where_nothing_of_it_is_within_the_bounds(folder: Path) -> None:

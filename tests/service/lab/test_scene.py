@@ -200,8 +200,16 @@ def read(texts: Sequence[str]) -> Reading:
     return reading
 
 
-def scenes(name: str) -> list[Scene]:
+def drawn(name: str) -> list[Scene]:
     return [draw(Random(f"{name}/{seed}"), SHAPES[name]) for seed in SEEDS]
+
+
+scenes = cache(drawn)
+
+
+@cache
+def read_scenes(name: str) -> list[tuple[Scene, Reading]]:
+    return [(scene, read(texts(scene))) for scene in scenes(name)]
 
 
 def texts(scene: Scene, pages: Sequence[int] | None = None) -> list[str]:
@@ -215,16 +223,14 @@ def two_passage_questions(scene: Scene) -> list[SceneQuestion]:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_reader_of_the_text_finds_the_one_answer_and_where_it_stands(name: str) -> None:
-    for scene in scenes(name):
-        reading = read(texts(scene))
+    for scene, reading in read_scenes(name):
         for question in scene.questions:
             assert reading.answers(question.text) == [Answer(question.answer, question.kind, question.needs)]
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_question_asks_one_thing_and_everything_told_is_asked_once(name: str) -> None:
-    for scene in scenes(name):
-        reading = read(texts(scene))
+    for scene, reading in read_scenes(name):
         asked = [len(_asked(each.text)) + len(_asked_names(each.text)) for each in scene.questions]
         assert set(asked) <= {1}
         assert len({question.text for question in scene.questions}) == len(scene.questions)
@@ -233,20 +239,13 @@ def test_every_question_asks_one_thing_and_everything_told_is_asked_once(name: s
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_has_another_name_is_explained_before_and_in_one_way(name: str) -> None:
-    for scene in scenes(name):
-        reading = read(texts(scene))
+    for scene, reading in read_scenes(name):
         assert reading.open == []
-        assert all(len(meanings) == 1 for meanings in reading.names.values())
-        for question in two_passage_questions(scene):
-            assert question.needs[0] < question.needs[1]
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_another_name_occurs_nowhere_before_it_is_explained(name: str) -> None:
-    for scene in scenes(name):
-        for word, (meaning,) in read(texts(scene)).names.items():
+        for word, (meaning,) in reading.names.items():
             before = " ".join(texts(scene)[: meaning.page])
             assert not re.search(rf"\b{word}\b", before, re.IGNORECASE)
+        for question in two_passage_questions(scene):
+            assert question.needs[0] < question.needs[1]
 
 
 @pytest.mark.parametrize("name", PLAIN_WORDS)
@@ -283,22 +282,16 @@ def test_every_kind_of_other_name_links_passages(kind: str) -> None:
         assert {question.kind for question in two_passage_questions(scene)} == {kind}
 
 
-def test_a_topic_stands_last_and_its_pronoun_first_behind_the_border() -> None:
+def test_a_topic_stands_last_and_its_pronoun_first_behind_the_border_where_it_begins_its_sentence() -> None:
     for scene in scenes("topic"):
-        pages = [[understood(sentence) for sentence in sentences(text)] for text in texts(scene)]
-        for before, capture_prefix in pairwise(pages):
-            named = [each for each in before if isinstance(each, Named)]
-            pronouns = [each for each in capture_prefix if isinstance(each, Told) and each.subject in PRONOUNS]
-            assert named == [each for each in before[-1:] if isinstance(each, Named)]
-            assert pronouns == capture_prefix[: len(named)]
-
-
-def test_a_pronoun_begins_its_sentence() -> None:
-    for scene in scenes("topic"):
-        for sentence in [each for text in texts(scene) for each in sentences(text)]:
-            told = understood(sentence)
-            if isinstance(told, Told) and told.subject in PRONOUNS:
-                assert sentence.startswith(told.subject)
+        pages = [[(sentence, understood(sentence)) for sentence in sentences(text)] for text in texts(scene)]
+        for before, behind in pairwise(pages):
+            named = [meaning for _, meaning in before if isinstance(meaning, Named)]
+            told = [(sentence, meaning) for sentence, meaning in behind if isinstance(meaning, Told)]
+            pronouns = [(sentence, meaning) for sentence, meaning in told if meaning.subject in PRONOUNS]
+            assert named == [meaning for _, meaning in before[-1:] if isinstance(meaning, Named)]
+            assert pronouns == behind[: len(named)]
+            assert all(sentence.startswith(meaning.subject) for sentence, meaning in pronouns)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -318,8 +311,7 @@ def test_a_scene_keeps_to_its_shape(name: str) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_nothing_in_a_scene_answers_what_is_unanswered(name: str) -> None:
     asked = 0
-    for scene in scenes(name):
-        reading = read(texts(scene))
+    for scene, reading in read_scenes(name):
         for question in scene.unanswered:
             assert reading.answers(question.text) == []
             assert len(_asked(question.text)) + len(_asked_names(question.text)) == 1
@@ -329,7 +321,7 @@ def test_nothing_in_a_scene_answers_what_is_unanswered(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_facts_say_what_a_reader_takes_from_their_sentences(name: str) -> None:
-    for scene in [each for drawn in scenes(name) for each in (drawn, drawn.reversed())]:
+    for scene in [each for found in scenes(name) for each in (found, found.reversed())]:
         for passage, facts in zip(scene.passages, scene.facts, strict=True):
             for fact in facts:
                 assert fact.sentence in sentences(passage.text)
@@ -355,9 +347,9 @@ def test_a_scene_that_is_reversed_twice_is_itself(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_seed_decides_the_scene(name: str) -> None:
-    drawn = scenes(name)
-    assert drawn == scenes(name)
-    assert len({scene.passages for scene in drawn}) == len(drawn)
+    found = scenes(name)
+    assert found == drawn(name)
+    assert len({scene.passages for scene in found}) == len(found)
 
 
 def test_the_reader_sees_a_name_used_before_its_meaning_two_meanings_and_two_values() -> None:
