@@ -14,7 +14,7 @@ from service.app.operating_point import OperatingPoint
 from service.lab.eval import policy_choice
 from service.lab.eval.case_probe import CaseProbe
 from service.lab.eval.fitted_codec import COARSE, WHOLE, CodecFitting, Stretch, dealt, joined
-from service.lab.questions.suites import multihop
+from service.lab.questions.suites import Draw, multihop
 from store.codec.spec import BITS, KVBits, Spec
 from tests.service.lab.test_evaluate import folder, tiny
 
@@ -57,7 +57,7 @@ def test_they_cost_no_more_than_the_same_for_all(costs: list[tuple[float, float]
 
 
 def test_costs_are_what_the_probe_tells_of_one_part_alone() -> None:
-    cases = multihop(seed=5, size=2)
+    cases = multihop(seed=5, size=2, drawn=Draw(level=1))
     fitting, asked = CodecFitting(tiny(), cases, answer_tokens=2), list[int]()
     probe = CaseProbe(tiny(), answer_tokens=2)
     try:
