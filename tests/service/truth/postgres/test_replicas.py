@@ -21,6 +21,7 @@ from service.truth.postgres.server_lock import Still
 from tests.conftest import WITHOUT_NGINX
 from tests.servers.nginx import nginx
 from tests.servers.postgres import SECRET, PostgresServer
+from tests.service.checkpoints import small
 from tests.service.serving import Json, Service, ask, client_of, finished, good, kvweave_ended, put_in, wait_for
 
 COUNT = 3
@@ -39,7 +40,7 @@ class Replicas:
             home = folder / f"machine-{number}"
             home.mkdir()
             store = f"tiered:mem://?budget=64MB|file://{folder}/store"
-            self.services.append(Service(home, data=f"{url}#{home}/data", store=store))
+            self.services.append(Service(home, data=f"{url}#{home}/data", store=store, model=small()))
         self.services[0].start()
         self.key = self.services[0].key
         for each in self.services[1:]:
