@@ -148,8 +148,14 @@ def commands() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def endpoints() -> set[str]:
-    return {shape(path) for path in application(lambda: compose_core(load_settings())).openapi()["paths"]}
+def described() -> dict[str, dict[str, object]]:
+    """The methods of each path, as the service describes itself."""
+    return application(lambda: compose_core(load_settings())).openapi()["paths"]
+
+
+@pytest.fixture(scope="module")
+def endpoints(described: dict[str, dict[str, object]]) -> set[str]:
+    return {shape(path) for path in described}
 
 
 @pytest.fixture(scope="module")
@@ -238,11 +244,10 @@ def test_every_endpoint_is_documented(endpoints: set[str]) -> None:
     assert endpoints - documented == set()
 
 
-def test_every_endpoint_has_an_example() -> None:
+def test_every_endpoint_has_an_example(described: dict[str, dict[str, object]]) -> None:
     """`tests/service/test_openapi.py` sends them."""
     page = (ROOT / "docs" / "endpoints.md").read_text(encoding="utf-8")
     shown = {(example.method, example.path.partition("?")[0]) for example in examples_in(page)}
-    described = application(lambda: compose_core(load_settings())).openapi()["paths"]
     served = {(method.upper(), path) for path, methods in described.items() for method in methods}
     missing = [(m, p) for m, p in served if not any(m == n and is_served(q, {shape(p)}) for n, q in shown)]
     assert missing == []

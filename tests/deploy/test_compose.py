@@ -8,11 +8,9 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,6 +32,7 @@ from tests.deploy.plans import (
     parse,
     settings_of,
 )
+from tests.servers.listening import listening
 from vllm_kvweave.support import VERSIONS, Deployment
 
 COMPOSE = document(ROOT / "docker-compose.yml")
@@ -339,9 +338,8 @@ def test_the_image_holds_the_packages_and_the_files_beside_them() -> None:
     assert left_out == [], "name them in [tool.setuptools.package-data]"
 
 
-@contextmanager
-def answering(status: int) -> Iterator[int]:
-    """A server on loopback that answers so; its port."""
+def answering(status: int) -> type[BaseHTTPRequestHandler]:
+    """What answers so when it is asked whether it is ready."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -351,19 +349,14 @@ def answering(status: int) -> Iterator[int]:
         def log_message(self, format: str, *args: object) -> None:  # the library's name
             return
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+    return Handler
 
 
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
 def test_the_health_check_is_green_when_the_service_is_ready_whatever_proxy_is_set(status: int, healthy: bool) -> None:  # noqa: FBT001
     (script,) = re.findall(r'^    CMD \["python", "-c", "(.*)"\]$', DOCKERFILE, re.MULTILINE)
-    with answering(status) as port:
-        variables = {**os.environ, "KVWEAVE_PORT": str(port), "http_proxy": "http://127.0.0.1:9"}
+    with listening(answering(status)) as url:
+        variables = {**os.environ, "KVWEAVE_PORT": str(urlsplit(url).port), "http_proxy": "http://127.0.0.1:9"}
         run = subprocess.run([sys.executable, "-c", script], env=variables, timeout=60, check=False)
     assert (run.returncode == 0) is healthy
 

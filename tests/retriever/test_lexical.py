@@ -135,7 +135,7 @@ def test_scores_follow_what_comes_and_goes(tmp_path: Path, catalog: Catalog) -> 
     chance = random.Random(3)
     held = {each.id: each for each in corpus(chance, documents=80)}
     put(catalog, *held.values())
-    for _ in range(25):
+    for _ in range(12):
         gone, come = chance.choice(list(held)), replace(corpus(chance, documents=1)[0], id=f"d{chance.randrange(90)}")
         with catalog.change() as change:
             change.delete([gone])
@@ -147,6 +147,31 @@ def test_scores_follow_what_comes_and_goes(tmp_path: Path, catalog: Catalog) -> 
             for opened in (catalog, catalog, anew):
                 check(search(opened, query, limit=20), dense(now := [*held.values()], query, among=now), limit=20)
         anew.close()
+
+
+def test_within_a_bound_all_is_as_if_nothing_else_were_there(tmp_path: Path) -> None:
+    """Scores, shares and order, while what its asker may not see comes and goes, some of it not serving yet."""
+    chance = random.Random(9)
+    own, foreign = corpus(chance, documents=90), corpus(chance, documents=90)
+    mine, bound = [replace(each, id=f"own {each.id}") for each in own], in_collection("own")
+    alone, together = SqliteCatalog(tmp_path / "alone.sqlite"), SqliteCatalog(tmp_path / "together.sqlite")
+    put(alone, *mine, collection="own")
+    for first in range(0, 90, 30):
+        put(together, *foreign[first : first + 30], collection="foreign")
+        put(together, *mine[first : first + 30], collection="own")
+    with together.change() as change:
+        change.delete([each.id for each in foreign[:20]])
+        change.stage(replace(foreign[0], id="own staged"), collection="own")
+    for query in queries(chance, count=40):
+        with alone.view() as view:
+            wanted = view.lexical(query, EVERYTHING, limit=20)
+        with together.view() as view:
+            got = view.lexical(query, bound, limit=20, within=bound)
+        assert [(each.passage.id, each.score, each.share) for each in got] == [
+            (each.passage.id, pytest.approx(each.score), pytest.approx(each.share)) for each in wanted
+        ]
+    alone.close()
+    together.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from obstore.store import S3Store
 
 from tests.servers.faults import Fault
 from tests.servers.faulty import FaultyProxy, Request, faulty_proxy
-from tests.servers.s3 import S3Server, parse_server
+from tests.servers.s3 import S3Server
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -59,24 +58,6 @@ def proxied(server: S3Server, proxy: FaultyProxy, prefix: str, direct: S3Store) 
 
 def statuses(proxy: FaultyProxy) -> list[int | None]:
     return [request.status for request in proxy.requests]
-
-
-class TestServerUrl:
-    def test_a_store_url_is_read_back_as_the_server_that_wrote_it(self, server: S3Server) -> None:
-        url = server.url("below").replace("&timeout=10.0", "")
-        assert parse_server(url) == replace(server, prefix=f"{server.prefix}/below".lstrip("/"))
-
-    @pytest.mark.parametrize(
-        "url",
-        [
-            "http://127.0.0.1:7480",
-            "s3://bucket?endpoint=http://127.0.0.1:7480",
-            "s3://bucket?endpoint=e&access_key=a&secret_key=b&regoin=c",
-        ],
-    )
-    def test_an_incomplete_or_misspelt_url_is_an_error(self, url: str) -> None:
-        with pytest.raises(ValueError, match="TEST_S3_URL"):
-            parse_server(url)
 
 
 class TestFaults:

@@ -122,12 +122,6 @@ def test_frames_that_changed_places_are_found() -> None:
         refused(bytes(Blob(blob.head, blob.head_bytes, frames)))
 
 
-def test_a_frame_of_another_blob_is_found() -> None:
-    one, other = samples.blob("one", seed=1), samples.blob("other", seed=2)
-    assert len(one.frames) == len(other.frames)
-    refused(one.head_bytes + b"".join(other.frames))
-
-
 @pytest.mark.parametrize("version", [stored.FORMAT + 1, stored.FORMAT + 255, 65535])
 def test_a_newer_format_is_told_apart_from_a_broken_blob(version: int) -> None:
     data = bytes(small())

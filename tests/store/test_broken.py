@@ -145,13 +145,6 @@ def test_a_broken_file_is_kept_until_anything_is_deleted(folder: Path) -> None:
         assert not (folder / BROKEN).exists()
 
 
-def test_a_sound_store_keeps_all_after_a_kill(folder: Path) -> None:
-    leave_in_disorder(folder)
-    with LmdbStore(folder) as store:
-        assert all(served(store, name) == bytes(bulk(name, BYTES)) for name in NAMES[:-1])
-    assert not (folder / BROKEN).exists()
-
-
 def test_a_full_store_keeps_all_after_a_kill(tmp_path: Path) -> None:
     """One that made room has a note beside its databases."""
     budget = TierBudget(4 << 20, lowest=False)

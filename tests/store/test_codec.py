@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.blob import Blob, Terms
+from store.blob import Blob, StoredShape, Terms
 from store.codec.decode import decode, read_rows
 from store.codec.encode import FRAME_BYTES, encode
+from store.codec.frame import written_form
 from store.codec.spec import Spec
 from store.errors import RecordError
 from store.reader import read
@@ -350,3 +351,19 @@ def test_no_frame_of_a_long_chunk_is_over_one_mebibyte(spec: str) -> None:
 def test_a_short_chunk_costs_at_most_five_percent_more_per_token(spec: str) -> None:
     short, long = (pack(eight_billion(tokens), spec).nbytes / tokens for tokens in (64, 512))
     assert short <= 1.05 * long
+
+
+def entropy_bytes(piece: bytes) -> float:
+    """What the frequencies of a piece's bytes need, without a table of them."""
+    found = np.bincount(np.frombuffer(piece, np.uint8))
+    found = found[found > 0]
+    return float(-(found * np.log2(found / found.sum())).sum() / 8)
+
+
+@pytest.mark.parametrize("spec", ["q2", "q3", "q4", "q8"])
+def test_layers_of_few_heads_take_what_each_kind_of_their_bytes_needs(spec: str) -> None:
+    """Steps, middles and codes have frequencies of their own, however few they are."""
+    plain = samples.record(layers=3, tokens=256, heads=4, dim=32)
+    form = written_form(Spec.parse(spec).bits(0), StoredShape(4, 32, 4, 32), dtype=plain.dtype)
+    pieces = form.write([layer for layer in plain.layers if layer])
+    assert pack(plain, spec).head.body_bytes <= 1.045 * sum(map(entropy_bytes, pieces))

@@ -19,7 +19,6 @@ from store.key import Scope
 from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
 from store.scrub import verify
-from store.tiers.budget import TierBudget
 from store.url import open_store
 from tests.store.crash_writer import TENANT, bulk
 from tests.store.samples import key
@@ -160,15 +159,6 @@ def test_an_lmdb_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
 
 def test_an_object_that_may_not_be_so_large_is_a_full_disk(tmp_path: Path) -> None:
     in_another_process(survive_limited_objects, f"file://{tmp_path}/store")
-
-
-def test_a_full_map_with_nothing_to_give_up_is_over_budget(tmp_path: Path) -> None:
-    with LmdbStore(tmp_path, TierBudget(2_000_000)) as store:
-        outcomes = [store.put(bulk(name, BLOB_BYTES, precomputed=True)) for name in range(10)]
-        stored = outcomes.count(Put.STORED)
-        assert outcomes == [Put.STORED] * stored + [Put.OVER_BUDGET] * (10 - stored)
-        assert 3 < stored < 10
-        assert all(served(store, n) == bytes(bulk(n, BLOB_BYTES, precomputed=True)) for n in range(stored))
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def work(tenants: list[Tenant], steps: int) -> list[BaseException]:
     return failures
 
 
-@pytest.mark.parametrize("steps", [30, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("steps", [20, pytest.param(400, marks=pytest.mark.long)])
 def test_each_thread_finds_what_its_dict_says(store: BlobStore, steps: int) -> None:
     assert work([Tenant(store, number) for number in range(THREADS)], steps) == []
     store.flush()

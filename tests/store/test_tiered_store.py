@@ -92,15 +92,6 @@ def plain(store: BlobStore, wanted: CacheKey) -> list[bytes]:
     return plain_bytes(opened(store, wanted))
 
 
-def test_a_hit_below_is_nearer_the_next_time(store: TieredStore, lowest: Slow) -> None:
-    lowest.put(blob())
-    assert bytes(stored(store, key())) == bytes(blob())
-    store.flush()
-    asked = lowest.finds
-    assert plain(store, key()) == plain_bytes(read(blob()))
-    assert lowest.finds == asked
-
-
 def test_a_put_goes_to_the_lowest_tier_alone(store: TieredStore, near: MemoryCache, lowest: Slow) -> None:
     store.put(blob())
     assert why(near, key()) is MissReason.ABSENT
@@ -121,22 +112,6 @@ def test_prefetch_asks_for_several_blobs_at_once(store: TieredStore, lowest: Slo
     met = threading.Barrier(len(names))
     lowest.asked = lambda: met.wait(30)
     assert store.prefetch([key(name) for name in names]) == len(names)
-
-
-def test_concurrent_misses_share_one_read(store: TieredStore, lowest: Slow) -> None:
-    lowest.put(blob())
-    lowest.gate.clear()
-    found: list[bytes] = []
-    threads = [threading.Thread(target=lambda: found.append(bytes(stored(store, key())))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    lowest.gate.set()
-    for thread in threads:
-        thread.join()
-    store.flush()
-    assert found == [bytes(blob())] * 8
-    assert store.open(key()) is not None
-    assert lowest.finds <= len(threads)
 
 
 def test_a_blob_on_its_way_up_is_not_opened_below_again(store: TieredStore, lowest: Slow) -> None:
@@ -166,15 +141,6 @@ def test_a_bad_head_in_a_cache_is_read_below(tmp_path: Path) -> None:
         store.flush()
         copy = tmp_path / "near/blobs" / key().text
         copy.write_bytes(b"")
-        assert bytes(stored(store, key())) == bytes(blob())
-
-
-def test_a_corrupt_lowest_tier_is_a_miss_with_its_reason(tmp_path: Path) -> None:
-    with open_store(f"tiered:mem://|file://{tmp_path}/low") as store:
-        store.put(blob())
-        (tmp_path / "low/blobs" / key().text).write_bytes(b"noise")
-        assert why(store, key()) is MissReason.CORRUPT
-        assert store.replace(blob()) is Put.STORED
         assert bytes(stored(store, key())) == bytes(blob())
 
 
@@ -259,13 +225,6 @@ def test_a_restarted_cache_learns_what_was_deleted_meanwhile(tmp_path: Path) -> 
     with open_store(url) as store:
         assert why(store, key()) is MissReason.ABSENT
         assert why(store.tiers[0], key()) is MissReason.ABSENT
-
-
-def test_a_lost_cache_loses_nothing(tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        with open_store(f"tiered:lmdb://{tmp_path}/{name}|file://{tmp_path}/shared") as store:
-            store.put(blob())
-            assert bytes(stored(store, key())) == bytes(blob())
 
 
 def test_a_full_queue_refuses_and_never_waits() -> None:

@@ -152,23 +152,6 @@ def test_clients_that_leave_free_all(pair: Pair) -> None:
     wait_for(lambda: set(pair.running().values()) == {0.0}, "vLLM holds nothing")
 
 
-def test_first_tokens_in_their_stages(pair: Pair) -> None:
-    """The tiny model on a CPU: no more than that the stages are told."""
-    for passages in (3, 12, 30):
-        rows: dict[str, list[float]] = {policy: [] for policy in ("full", "hybrid")}
-        stages: list[float] = []
-        for number in range(6):
-            texts = [each for n in range(number, number + 40) for each in asked(n % COUNT, "full")["documents"]]
-            for policy, seconds in rows.items():
-                wanted = {**asked(number, policy), "documents": texts[:passages]}
-                answer = pair.kvweave.post("/v1/query", json=wanted).json()
-                seconds.append(answer["report"]["timings_ms"]["first_token"])
-                stages += [answer["usage"]["prompt_tokens"]] if policy == "full" else []
-        middle = {policy: round(statistics.median(seconds[1:])) for policy, seconds in rows.items()}
-        print(f"{round(statistics.median(stages))} tokens: first token in ms {middle}")
-    print(f"timed at the start: {pair.inside.core.model.speeds}")
-
-
 def test_a_vllm_that_dies_and_comes_back_loses_no_answer_but_those_it_had(pair: Pair) -> None:
     pair.server.stop(signal.SIGKILL)
     answer = pair.kvweave.post("/v1/query", json=asked(0, "hybrid"))
