@@ -338,6 +338,7 @@ def test_no_search_and_no_counter_sees_an_endless_stretch_at_once(sign: str, mon
 
     sentence = pieces._SENTENCE
     monkeypatch.setattr(pieces, "_SENTENCE", Watched())
+    monkeypatch.setattr(pieces, "STRETCH", 5_000)
     text = f"Before. {sign * (3 * pieces.STRETCH)} behind."
     assert "".join(part.text for part in cut(text, CutRules(256), count=count)) == text
     assert max(seen) <= 2 * pieces.STRETCH

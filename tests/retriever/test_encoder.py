@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -177,19 +175,6 @@ def test_a_folder_of_old_is_read_too(tmp_path: Path, encoders: dict[tuple[str, s
     np.testing.assert_allclose(encoder.passages(["a"])[0], encoders["bert", "cls"].query("tell a"), atol=1e-5)
 
 
-def test_instructions_stand_before_the_texts(tmp_path: Path, encoders: dict[tuple[str, str], Encoder]) -> None:
-    encoder = Encoder(told(saved(tmp_path), prompts={"query": "ask: ", "document": "tell "}))
-    plain = encoders["bert", "mean"]
-    np.testing.assert_allclose(encoder.query("a b"), plain.query("ask: a b"), atol=1e-6)
-    np.testing.assert_allclose(encoder.passages(["a b"]), plain.passages(["tell a b"]), atol=1e-6)
-
-
-def test_a_long_text_is_cut_off_where_the_folder_says(tmp_path: Path) -> None:
-    encoder = Encoder(told(saved(tmp_path), max_tokens=5))
-    long, short = encoder.passages(["a b c d e f", "a b c"])
-    np.testing.assert_allclose(long, short, atol=1e-6)
-
-
 def test_a_text_spells_no_control_token(encoders: dict[tuple[str, str], Encoder]) -> None:
     spelled, letters, other = encoders["bert", "mean"].passages(["a [SEP] b", "a [sep] b", "a b"])
     np.testing.assert_allclose(spelled, letters, atol=1e-6)
@@ -238,14 +223,6 @@ def test_a_name_holds_what_changes_vectors_and_nothing_else(tmp_path: Path) -> N
     names = [Encoder(folder).name for folder in others]
     weighted(first, lambda weights: weights | {"embeddings.LayerNorm.bias": torch.full((32,), 1e-3)})
     assert len({same[0].name, Encoder(first).name, *names}) == 7
-
-
-@pytest.mark.long
-def test_a_name_is_the_same_in_another_process(families: dict[str, Path]) -> None:
-    code = "import sys; from retriever.embedders.encoder import Encoder; sys.stdout.write(Encoder(sys.argv[1]).name)"
-    command = [sys.executable, "-c", code, str(families["bert"])]
-    other = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert other == Encoder(families["bert"]).name
 
 
 def test_a_checkpoint_with_a_head_has_the_same_vectors_and_pickles_are_refused(

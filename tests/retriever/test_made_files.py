@@ -19,6 +19,7 @@ from retriever.chunking.count import count_words
 from retriever.chunking.cut import CutRules, cut
 from retriever.documents import Draft, PageStart
 from retriever.readers.files import read, read_file
+from tests.retriever.test_files import only
 
 MADE = Path(__file__).parent / "made"
 KEPT = (
@@ -29,13 +30,6 @@ KEPT = (
     "| A | 30 |",
     "of the house",
 )
-
-
-def only(name: str, content: bytes) -> Draft:
-    reading = read(name, content)
-    assert reading.problems == ()
-    (draft,) = reading.drafts
-    return draft
 
 
 @pytest.mark.parametrize(

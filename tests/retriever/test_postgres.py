@@ -123,7 +123,7 @@ def both(url: str, folder: Path, *, tenant: str) -> Iterator[list[Catalog]]:
         yield catalogs
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_tables_that_are_written_anew_have_what_was_changed_meanwhile(
     seed: int, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

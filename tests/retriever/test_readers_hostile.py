@@ -244,7 +244,7 @@ def test_the_pdfs_made_here_are_read_where_they_are_harmless() -> None:
 @pytest.mark.usefixtures("bounded")
 def test_a_hostile_pdf_is_a_problem(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(HOSTILE_PDFS[which]) < 5 << 20
-    monkeypatch.setattr(worker, "CPU_S", 2)
+    monkeypatch.setattr(worker, "CPU_S", 1)
     assert reason("a.pdf", HOSTILE_PDFS[which])
 
 
