@@ -30,7 +30,6 @@ from llama_index.llms.kvweave import KVWeave, KVWeaveSynthesizer
 from llama_index.llms.kvweave import turns as own
 
 kvweave_retrievers = pytest.importorskip("llama_index.retrievers.kvweave")
-nodes_module = pytest.importorskip("llama_index.retrievers.kvweave.nodes")
 
 LETTERS = {
     f"letter-{at}": f"{name} lives in {town}. {name} keeps a {animal}. The ink is easy to read. A copy is kept in "

@@ -5,11 +5,9 @@ import gc
 import json
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
-from inspect import getmro
 from typing import Literal
 
 import pytest
-from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -20,7 +18,6 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
-from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.types import PydanticProgramMode
 
@@ -39,11 +36,6 @@ CHAT = [ChatMessage(role=MessageRole.USER, content=PROMPT)]
 def known(client: Client, _numbers: Iterator[int]) -> None:
     """The text is known, so that its cache is reused."""
     client.wait(client.put_documents([{"id": f"model-{next(_numbers)}", "text": TEXT}]).job_id, timeout_s=60)
-
-
-def test_it_is_one_of_llama_indexs_models() -> None:
-    assert {BaseLLM, LLM} <= {*getmro(KVWeave)}
-    assert KVWeave.class_name() == "KVWeave"
 
 
 def reused(response: ChatResponse | CompletionResponse) -> int:

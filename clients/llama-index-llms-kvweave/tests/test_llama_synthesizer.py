@@ -10,7 +10,6 @@ from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
-from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import ImageNode, NodeWithScore, TextNode
 
 from clients.tests.heard import Ear
@@ -45,12 +44,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     chat = operations.chat
     monkeypatch.setattr(operations, "chat", lambda turns, **options: found.append(options) or chat(turns, **options))
     return found
-
-
-def test_it_is_one_of_llama_indexs_synthesizers(llm: KVWeave) -> None:
-    synthesizer = KVWeaveSynthesizer(llm)
-    assert isinstance(synthesizer, BaseSynthesizer)
-    assert [*synthesizer.get_prompts()] == ["question_template"]
 
 
 async def test_all_ways_say_the_same_and_tell_the_usage(llm: KVWeave, known: list[NodeWithScore]) -> None:

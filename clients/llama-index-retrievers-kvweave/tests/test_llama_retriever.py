@@ -3,19 +3,16 @@
 import asyncio
 import gc
 from collections.abc import Iterator
-from inspect import getmro
 from typing import Any
 
 import pytest
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.instrumentation import root_dispatcher  # pyright: ignore[reportPrivateImportUsage] (its own)
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 
 from clients.conftest import Running
+from clients.tests.heard import Ear
 from kvweave_client import Client, ConnectionFailed, Source, Unauthorized
 from kvweave_client.options import NewDocument
 from kvweave_client.passages import CACHE, CHUNK_ID, DIGEST, DOCUMENT_ID, SCORE, TITLE, digest_of
@@ -46,10 +43,6 @@ def put_in(client: Client, _numbers: Iterator[int]) -> str:
 @pytest.fixture
 def options(service: Running, put_in: str) -> dict[str, Any]:
     return {"collection": put_in, "base_url": service.base_url, "api_key": service.key}
-
-
-def test_it_is_one_of_llama_indexs_retrievers() -> None:
-    assert BaseRetriever in getmro(KVWeaveRetriever)
 
 
 async def test_both_ways_find_what_the_client_finds_in_its_order(
@@ -121,19 +114,13 @@ def test_a_cache_that_was_given_up_shows(client: Client, options: dict[str, Any]
 
 
 def test_who_listens_hears_of_it(options: dict[str, Any]) -> None:
-    heard: list[str] = []
-
-    class Ear(BaseEventHandler):
-        def handle(self, event: BaseEvent, **kwargs: object) -> None:
-            heard.append(event.class_name())
-
     dispatcher, ear, debug = root_dispatcher, Ear(), LlamaDebugHandler(print_trace_on_end=False)
     dispatcher.add_event_handler(ear)
     try:
         found = KVWeaveRetriever(**options, callback_manager=CallbackManager([debug])).retrieve("badger")
     finally:
         dispatcher.event_handlers.remove(ear)
-    assert heard == ["RetrievalStartEvent", "RetrievalEndEvent"]
+    assert ear.names == ["RetrievalStartEvent", "RetrievalEndEvent"]
     [(_, ended)] = debug.get_event_pairs(CBEventType.RETRIEVE)
     assert ended.payload and ended.payload["nodes"] == found
 

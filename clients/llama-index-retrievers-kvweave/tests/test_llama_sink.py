@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.ingestion import IngestionPipeline
-from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import BaseNode, Document, NodeRelationship, RelatedNodeInfo, TextNode, TransformComponent
 
 from clients.conftest import Running
@@ -160,16 +159,6 @@ def test_a_pipelines_cache_does_not_pass_over_what_changed_since(client: Client,
     for text in (f"{HALIO} {SELARK}", NORWORKS, f"{HALIO} {SELARK}"):
         nodes = pipeline.run(documents=[Document(id_="doc", text=text)])
         assert kept(client, sink) == {each.node_id: each.get_content() for each in nodes}
-
-
-def test_what_a_splitter_made_is_registered_as_prompts_will_hold_it(client: Client, sinks: Sinks) -> None:
-    sink = sinks()
-    splitter = SentenceSplitter(chunk_size=40, chunk_overlap=8)
-    text = " ".join([HALIO, SELARK, NORWORKS] * 4)
-    document = Document(id_="doc", text=text, metadata={"file": "a.md", "size": 3})
-    nodes = IngestionPipeline(transformations=[splitter, sink]).run(documents=[document])
-    assert len(nodes) > 3
-    assert kept(client, sink) == {each.node_id: f"file: a.md\nsize: 3\n\n{each.get_content()}" for each in nodes}
 
 
 def test_a_copy_in_another_process_registers_too_and_the_key_shows_nowhere(

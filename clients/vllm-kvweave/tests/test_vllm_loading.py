@@ -132,7 +132,7 @@ class PromptHandler(BaseHTTPRequestHandler):
 @contextmanager
 def served(held: Prompt) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (PromptHandler,), {"held": held}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -15,7 +15,7 @@ from langchain_core.indexing import InMemoryRecordManager, aindex, index
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStoreRetriever
 
 from kvweave_client import BadRequest, Client, ConnectionFailed, JobFailed, RequestError
-from langchain_kvweave import ChatKVWeave, KVWeaveSink, MirroredStore, mirrored
+from langchain_kvweave import KVWeaveSink, MirroredStore, mirrored
 
 LEFT_ALONE = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 NOWHERE = "http://127.0.0.1:9"
@@ -314,16 +314,3 @@ def test_a_deletion_names_ids(sink: KVWeaveSink, store: InMemoryVectorStore, wor
         mirrored(store, sink).delete()
     with pytest.raises(NotImplementedError, match="mirrored"):
         MirroredStore.from_texts(["text"], words)
-
-
-@pytest.fixture
-def answering(access: dict[str, Any]) -> ChatKVWeave:
-    return ChatKVWeave(temperature=0, max_tokens=10, **access)
-
-
-def test_what_only_the_sink_has_seen_is_recognised_in_a_prompt(
-    sink: KVWeaveSink, answering: ChatKVWeave, passages: list[str]
-) -> None:
-    sink.upsert([Document(f"{passages[1]}\0", id="1")])
-    answer = answering.invoke(f"{passages[1]}\0\n\nQuestion: Which animal does Halio keep?")
-    assert answer.text == "badger" and answer.response_metadata["kvweave"]["chunks"][0]["source"] != "computed"
