@@ -12,9 +12,13 @@ from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.policy import policy_name, select
 from blend.fuse.prompt import ChunkSegment, Prompt, PromptLayout, TextSegment, lay_out
 from blend.fuse.record_loader import Readers
+from store.blob import Terms
+from store.codec.encode import encode
 from store.fingerprint import digest_ids
+from store.key import CacheKey
+from store.reader import read
 from store.record import Tail
-from store.record_source import HeldRecord
+from store.record_source import BlobSource, HeldRecord
 from tests.blend.dense import Cached, Choice
 
 READERS = Readers(2)
@@ -29,6 +33,13 @@ def source(model: LoadedModel, behind: Sequence[int], ids: Sequence[int], *, tai
     if tail:
         record = replace(record, ids_digest=digest_ids(ids), tail=Tail(len(tail), digest_ids(tail)))
     return HeldRecord(record, model.fingerprint.behind(behind))
+
+
+def packed(held: HeldRecord, spec: str) -> BlobSource:
+    """The record as a store keeps it."""
+    key = CacheKey("t", "c", "f", spec)
+    blob = encode(held._record, key, terms=Terms(0, precomputed=True))  # pyright: ignore[reportPrivateUsage]
+    return BlobSource(read(blob), held.fingerprint)
 
 
 @dataclass(frozen=True)

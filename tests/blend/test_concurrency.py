@@ -32,7 +32,7 @@ from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache
 from tests.blend import dense
 from tests.blend.families import DEVICE, draw, native, ours, put, words
-from tests.blend.fusing import READERS, Case, chosen, close, fused, layout, source
+from tests.blend.fusing import READERS, Case, chosen, close, fused, layout, packed, source
 
 PREFIX, A, B, C, GAP, SUFFIX = draw(31, 9, 120, 75, 40, 5, 11)
 MIXED = Case(PREFIX, PREFIX, "hthmh", (A, GAP, B, C, C), SUFFIX)
@@ -115,13 +115,6 @@ def test_records_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = fused(model, prompt(held), policy="reuse")
     assert torch.equal(found.logits, alone.logits)
     assert found.report.bytes == alone.report.bytes
-
-
-def packed(held: HeldRecord, spec: str) -> BlobSource:
-    """The record as a store keeps it."""
-    key = CacheKey("t", "c", "f", spec)
-    blob = encode(held._record, key, terms=Terms(0, precomputed=True))  # pyright: ignore[reportPrivateUsage]
-    return BlobSource(read(blob), held.fingerprint)
 
 
 @pytest.mark.parametrize("most", [1 << 23, 1])

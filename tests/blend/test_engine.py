@@ -219,14 +219,6 @@ def test_prompts_that_cannot_be_are_refused_with_the_remedy() -> None:
             to.submit(EngineRequest(Prompt((VOCABULARY,), (), SUFFIX)), print)
 
 
-def test_a_prompt_without_chunks_and_without_prefix_is_answered() -> None:
-    with engine(ours("llama")) as to:
-        asked = Asked(to, EngineRequest(Prompt((), (), SUFFIX), GREEDY)).wait()
-
-    assert dense.is_greedy(native("llama"), SUFFIX, asked.ids)
-    assert (asked.ready.report.reused, asked.ready.report.fresh) == (0, len(SUFFIX))
-
-
 def test_a_prompt_as_long_as_the_window_gets_one_token() -> None:
     window = ours("llama").decoder.window
     prompt = Prompt((), (TextSegment(tuple(LONG * 3)[: window - 5]),), SUFFIX[:5])
@@ -349,16 +341,6 @@ def test_a_record_of_other_tokens_is_a_miss(ids: tuple[int, ...]) -> None:
     prompt = Prompt(PREFIX, (ChunkSegment(ids, source(ours("llama"), PREFIX, A)),), SUFFIX)
 
     assert told(layout(ours("llama"), prompt).misses) == [(0, "tokens")]
-
-
-def test_a_stop_string_ends_the_answer_and_does_not_come_out() -> None:
-    with engine(ours("llama")) as to:
-        whole = Asked(to, EngineRequest(PLAIN, GREEDY)).wait()
-        word = ours("llama").tokenizer.decode([whole.ids[5]])
-        stopped = Asked(to, EngineRequest(PLAIN, dataclasses.replace(GREEDY, stop=(word,)))).wait()
-
-    assert stopped.text == whole.text[: whole.text.index(word)]
-    assert stopped.done.reason == "stop"
 
 
 def test_logprobs_are_the_models_own() -> None:

@@ -44,15 +44,6 @@ def test_ratio_one_and_full_are_a_full_prefill(name: str) -> None:
         assert close(fused(ours(name), prompt, policy=policy, ratio=1.0).logits, reference), policy
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_chunk_behind_its_capture_prefix_is_an_exact_prefix_hit(name: str) -> None:
-    prompt = Case(PREFIX, PREFIX, "h", (A,), SUFFIX).prompt(ours(name))
-    found = fused(ours(name), prompt, policy="reuse")
-
-    assert close(found.logits, dense.prefill(native(name), prompt.ids)[-1])
-    assert found.report.reused == len(A)
-
-
 @pytest.mark.parametrize("name", BY_ROWS)
 @pytest.mark.parametrize("start", [len(PREFIX), 200, 1500])
 def test_relocation_is_a_native_prefill_at_that_position(name: str, start: int) -> None:

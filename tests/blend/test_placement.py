@@ -141,7 +141,7 @@ class TestGpuPlacement(OfAnyStrides):
     """On a card, or in Triton's interpreter, which takes less of each kind."""
 
     specs = ("lossless", "q3", "k3v8@1-q2", "k1.5v4@1-k3v2.3") if IS_INTERPRETED else SPECS
-    draws = ("normal", "to_the_brim", "zero", "faint", "far_off") if IS_INTERPRETED else Contract.draws
+    draws = ("to_the_brim", "zero", "faint", "far_off") if IS_INTERPRETED else Contract.draws
     forms = FORMS[:1] if IS_INTERPRETED else FORMS
     device = CPU if IS_INTERPRETED else CARD
 

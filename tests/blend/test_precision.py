@@ -12,15 +12,10 @@ from blend.adopt.load import LoadedModel, adopt
 from blend.fuse.policy import FIXED, SELECTIVE
 from blend.fuse.prompt import ChunkSegment, Prompt
 from blend.run.attention import KERNELS, NAME, AttentionBlock, AttentionCall
-from store.blob import Terms
-from store.codec.encode import encode
 from store.codec.spec import BITS
-from store.key import CacheKey
-from store.reader import read
-from store.record_source import BlobSource, HeldRecord
 from tests.blend.dense import prefill
 from tests.blend.families import DEVICE, draw, native, ours, put, words
-from tests.blend.fusing import Case, close, fused, source
+from tests.blend.fusing import Case, close, fused, packed, source
 
 PREFIX, A, B, SUFFIX = draw(41, 9, 120, 75, 11)
 NAMES = ("llama", "qwen3", "gemma3", "gpt-oss", "deepseek-v3", "cohere2")
@@ -73,9 +68,9 @@ def test_one_row_sees_what_exact_arithmetic_sees(dtype: torch.dtype, group: int,
 def test_packed_records_fuse_like_plain_ones_but_for_their_steps(name: str) -> None:
     model = ours(name)
     plain = source(model, PREFIX, A)
-    packed = stored(plain, codec="q8")
+    coded = packed(plain, "q8")
 
-    coarse = fused(model, Prompt(PREFIX, (ChunkSegment(B), ChunkSegment(A, packed)), SUFFIX), policy="reuse")
+    coarse = fused(model, Prompt(PREFIX, (ChunkSegment(B), ChunkSegment(A, coded)), SUFFIX), policy="reuse")
     exact = fused(model, Prompt(PREFIX, (ChunkSegment(B), ChunkSegment(A, plain)), SUFFIX), policy="reuse")
 
     assert apart(coarse.logits, exact.logits.cpu()) < 0.1
@@ -83,19 +78,12 @@ def test_packed_records_fuse_like_plain_ones_but_for_their_steps(name: str) -> N
     assert coarse.report.bytes == exact.report.bytes
 
 
-def stored(plain: HeldRecord, *, codec: str) -> BlobSource:
-    """The record out of a blob."""
-    key = CacheKey("acme", "chunk", plain.fingerprint.digest, codec)
-    blob = read(encode(plain._record, key, terms=Terms(0, precomputed=True)))  # pyright: ignore[reportPrivateUsage]
-    return BlobSource(blob, plain.fingerprint)
-
-
 @pytest.mark.parametrize("codec", ["lossless", *(f"q{bits}" for bits in BITS), "k4v2.3", "q6@2-k4v2"])
 @pytest.mark.parametrize("name", ["llama", "deepseek-v3"])
 def test_what_is_exact_is_full_prefill_whatever_codec_the_records_are_in(name: str, codec: str) -> None:
     """The first chunk stands right behind the prefix that it was captured with; packed, it is not exact."""
     model = ours(name)
-    first, second = (ChunkSegment(ids, stored(source(model, PREFIX, ids), codec=codec)) for ids in (A, B))
+    first, second = (ChunkSegment(ids, packed(source(model, PREFIX, ids), codec)) for ids in (A, B))
     prompt = Prompt(PREFIX, (first, second), SUFFIX)
     reference = prefill(native(name), prompt.ids)[-1]
 

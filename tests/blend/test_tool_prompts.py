@@ -105,7 +105,7 @@ values = st.recursive(texts | st.integers() | st.none(), lambda inner: st.lists(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=50)
+@settings(max_examples=25)
 @drawn(texts, st.dictionaries(texts, values, max_size=3), texts)
 def test_no_text_of_tools_calls_or_results_becomes_a_control_token(
     shape: str, described: str, arguments: Json, result: str
@@ -123,7 +123,7 @@ def test_no_text_of_tools_calls_or_results_becomes_a_control_token(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=50)
+@settings(max_examples=25)
 @drawn(texts, st.dictionaries(texts, values, max_size=3), texts)
 def test_every_text_stands_as_transformers_writes_it(shape: str, described: str, arguments: Json, result: str) -> None:
     tool: Json = {"type": "function", "function": {"name": "f", "description": described, "parameters": arguments}}
