@@ -13,6 +13,8 @@ from tests.training.examples import Batch
 from tests.training.hybrid import MIXER_STAGES, STAGES, Distillation
 from tests.training.train import PLAINLY, VALUED
 
+FEW = replace(VALUED, passages=(2, 2))
+
 
 def drawn(training: Distillation) -> Batch:
     scenes = [draw(Random(seed), replace(VALUED, passages=(seed, seed))) for seed in (2, 4)]
@@ -43,7 +45,7 @@ def test_a_question_beside_others_finds_what_it_finds_alone(tmp_path: Path) -> N
 def test_training_goes_on_where_it_stopped(tmp_path: Path, stage: int) -> None:
     """As far as it went: where a tensor lies in memory decides in which order it is summed, and a weight with hardly
     any gradient may go either way then."""
-    few = replace(STAGES[stage], tokens=1)  # a row in each step
+    few = replace(STAGES[stage], tokens=1, shapes=(FEW,))  # a row in each step
     whole, part = Distillation(tmp_path / "whole", "cpu"), Distillation(tmp_path / "part", "cpu")
     for training, steps in ((whole, 3), (part, 2)):
         training.stage = stage
@@ -55,7 +57,7 @@ def test_training_goes_on_where_it_stopped(tmp_path: Path, stage: int) -> None:
     before = weights(resumed)
     resumed.learn(few)
     off, step = weights(resumed) - weights(whole), weights(whole) - before
-    assert off.norm() < 0.2 * step.norm()  # with optimizers that begin anew it is .7
+    assert off.norm() < 0.2 * step.norm()  # with optimizers that begin anew it is .75
 
 
 def weights(training: Distillation) -> torch.Tensor:
@@ -64,6 +66,6 @@ def weights(training: Distillation) -> torch.Tensor:
 
 def test_mixers_come_nearer_to_the_attention_they_stand_for(tmp_path: Path) -> None:
     training = Distillation(tmp_path, "cpu")
-    few = replace(STAGES[0], tokens=1)
+    few = replace(STAGES[0], tokens=1, shapes=(FEW,))
     first, *_, last = [training.learn(few) for _ in range(8)]
     assert last < first
