@@ -19,14 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_kvweave.load_jobs import LoadJob, StepJobs, digest_of
-from vllm_kvweave.loading import FOLDER
 from vllm_kvweave.source import Source
 
 pytest.importorskip("torch")
 
 import torch
 
-from vllm_kvweave.loading import Loading, PagedLayer, PagedRows, WorkerPlace
+from vllm_kvweave.loading import FOLDER, Loading, PagedLayer, PagedRows, WorkerPlace
 
 LAYERS = (0, 2, 3)  # the second reads another one's keys
 HEADS, KEY_DIM, VALUE_DIM = 4, 3, 2
