@@ -76,6 +76,16 @@ def test_a_cpu_that_is_slow_at_bfloat16_computes_in_float32_unless_told_otherwis
     assert load(narrow, device="cpu", dtype="bfloat16").fingerprint.dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_loads_and_passes_the_checks(checkpoint: str, dtype: str) -> None:
+    model = load(checkpoint, device="cpu", dtype=dtype)
+    reference = prefill(hf.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), IDS)[-1]
+
+    assert model.decoder.dtype == getattr(torch, dtype)
+    assert (logits(model).float() - reference).norm() < 0.1 * reference.norm()
+    assert model.fingerprint.dtype == dtype
+
+
 def test_a_model_that_makes_logits_of_all_rows_gives_those_that_are_wanted(tmp_path: Path) -> None:
     native = whole_model("video_llama_3")
     assert close(

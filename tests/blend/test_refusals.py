@@ -78,6 +78,12 @@ def test_a_class_with_states_works_where_none_of_its_layers_has_one() -> None:
     adopt(build(granite("attention", "attention")), words())
 
 
+def test_a_model_that_sees_later_tokens_is_refused_in_half_precision_too() -> None:
+    config = hf.Gemma3TextConfig(**BASE, use_bidirectional_attention=True)
+    with pytest.raises(UnsupportedModel, match="come after it"):
+        adopt(hf.AutoModelForCausalLM.from_config(config).to(torch.bfloat16), words())
+
+
 def test_a_model_whose_own_pass_fails_is_refused_with_its_error() -> None:
     config = hf.MiniMaxM2Config(**BASE, num_local_experts=2, num_experts_per_tok=4)
     with pytest.raises(UnsupportedModel, match=r"its own forward pass.*out of range"):
