@@ -23,7 +23,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6107, "retriever": 9109, "blend": 9425, "service": 30087, "clients": 6952}
+BUDGET = {"store": 6107, "retriever": 9109, "blend": 9425, "service": 30088, "clients": 6952}
 
 RECORDS = (
     "store.blob",
