@@ -248,7 +248,8 @@ def load_settings(**given: object) -> Settings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} is not valid TOML in UTF-8: {error}") from None
     except ValidationError as error:
-        raise SettingsError("; ".join(_sentence(each["loc"], each["msg"]) for each in error.errors())) from None
+        wrong = [each for each in error.errors() if each["type"] != "default_factory_not_called"]  # follows from others
+        raise SettingsError("; ".join(_sentence(each["loc"], each["msg"]) for each in wrong)) from None
 
 
 def origins() -> dict[str, str]:

@@ -38,7 +38,7 @@ def test_the_store_is_in_the_data_folder_whatever_its_path(
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("KVWEAVE_DATA", "mysql://db/kv", r"KVWEAVE_DATA\): .* begins with postgresql://, and not with mysql://"),
+        ("KVWEAVE_DATA", "mysql://db/kv", r"KVWEAVE_DATA\): .* begins with postgresql://, and not with mysql://$"),
         ("KVWEAVE_PORT", "70000", "65535"),
         ("KVWEAVE_POLICY", "blend", r"KVWEAVE_POLICY\): unknown policy 'blend': choose one of full, "),
         ("KVWEAVE_RATIO", "1.5", "KVWEAVE_RATIO"),
