@@ -1,11 +1,13 @@
 """The README's examples and the notebook-style one run as they stand."""
 
 import gc
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from clients.conftest import URL
 from clients.tests.readme import PRINTED, Service, run_examples, run_script
 from kvweave_client import Client
 
@@ -34,6 +36,6 @@ def test_the_example_runs_and_prints_what_was_reused(own_service: Service) -> No
     assert [len(found) for found in told.values()] == [3, 2, 3, 3, 1]
     reused = {name: [int(re.findall(r"\d+", line)[0]) for line in found] for name, found in told.items()}
     assert all(count > 60 for name, found in reused.items() for count in found if name != "no")
-    assert reused["no"][0] < 30, "at most how other prompts of the service begin"
+    assert reused["no"][0] < (30 if URL in os.environ else 10), "of a service for all tests, how others' prompts begin"
     for name in ("by", "foreign"):
         assert [line.rpartition(" ")[2] for line in told[name]] == ["badger", "Belford", "Rosen"]
