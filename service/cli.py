@@ -40,7 +40,7 @@ Exit codes:
   0    done
   1    done, but a file, a blob or an answer failed
   2    it could not be done; one line says why
-  130  stopped by Ctrl-C
+  130  stopped by Ctrl-C, 143 by SIGTERM
 
 Settings come from variables such as KVWEAVE_DATA and KVWEAVE_MODEL, or from the TOML file that KVWEAVE_CONFIG names.
 """
