@@ -70,13 +70,13 @@ class WebPages:
             return
         own = root.tag[: root.tag.rfind("}") + 1]  # pictures and videos of a page have a loc in another namespace
         for each in root.iterfind(f"*/{own}loc"):
-            if not (each.text or "").strip():
+            if not (place := (each.text or "").strip()):
                 continue
             try:
-                url = urldefrag(urljoin(sitemap, (each.text or "").strip())).url
+                url = urldefrag(urljoin(sitemap, place)).url
                 is_own = httpx.URL(url).netloc == httpx.URL(self.base).netloc
             except (httpx.InvalidURL, ValueError) as error:
-                yield ReadingProblem((each.text or "").strip(), f"it is no address ({error})")
+                yield ReadingProblem(place, f"it is no address ({error})")
                 continue
             if not is_own:
                 yield ReadingProblem(url, "it is on another host than its sitemap: name it itself")
